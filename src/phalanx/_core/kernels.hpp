@@ -1,0 +1,61 @@
+// Reductions over raw memory: the arithmetic of every reduce op for every dtype, in rank order.
+//
+// The rules that make results the same on every rank, run, path and CPU:
+//   - element i of the result is ((s0[i] op s1[i]) op s2[i]) ..., sources in rank order 0..n-1;
+//   - 16- and 8-bit floats are widened to float32, accumulated there and rounded once, to nearest even;
+//   - AVG is the sum and then one division; PREMUL_SUM multiplies each source by its own factor, then sums;
+//   - MIN and MAX propagate NaN; no contraction of a*b+c (compiled with -ffp-contract=off).
+// Each variant (baseline, AVX2) is the same source compiled with other flags; a table is chosen at run time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace phalanx {
+
+// The numbers are part of the Python binding (types.py names them) and of the signature.
+enum class DType : std::uint8_t {
+  bytes = 0,  // moves, never reduces
+  boolean = 1,
+  uint8 = 2,
+  int8 = 3,
+  uint16 = 4,
+  int16 = 5,
+  uint32 = 6,
+  int32 = 7,
+  uint64 = 8,
+  int64 = 9,
+  float16 = 10,
+  bfloat16 = 11,
+  float32 = 12,
+  float64 = 13,
+  complex64 = 14,
+  complex128 = 15,
+  float8_e4m3fn = 16,
+  float8_e5m2 = 17,
+  float8_e4m3fnuz = 18,
+  float8_e5m2fnuz = 19,
+  complex32 = 20,  // float16 pairs, accumulated as complex64
+};
+inline constexpr std::size_t kNumDTypes = 21;
+
+// torch's numbering of ReduceOp.
+enum class ReduceOp : std::uint8_t { sum = 0, avg = 1, product = 2, min = 3, max = 4, band = 5, bor = 6, bxor = 7, premul_sum = 8 };
+inline constexpr std::size_t kNumReduceOps = 9;
+
+// dst[i] = reduction of srcs[0][i] .. srcs[num_srcs-1][i] for i in [0, count), in elements.
+// dst may be exactly one of the srcs; otherwise nothing overlaps. num_srcs >= 1.
+// Pointers are aligned to the element. factors has num_srcs entries and is read by premul_sum only.
+using ReduceFn = void (*)(void* dst, const void* const* srcs, std::size_t num_srcs, std::size_t count, const double* factors);
+
+// The kernel for this CPU, or nullptr where the dtype does not have the op (see kernels.cpp for the table).
+ReduceFn reduce_kernel(DType dtype, ReduceOp op) noexcept;
+
+// Bytes of one element; 1 for DType::bytes.
+std::size_t element_size(DType dtype) noexcept;
+
+// "avx2" or "baseline": which table reduce_kernel uses. The environment variable PHALANX_KERNELS=baseline
+// selects the baseline on any CPU, read once; it exists so that tests can compare the two.
+const char* kernel_variant() noexcept;
+
+}  // namespace phalanx

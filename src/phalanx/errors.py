@@ -1,0 +1,96 @@
+"""The exception tree.
+
+PhalanxError (torch.distributed.DistBackendError)
+├── InvalidCall (ValueError)    this rank's arguments are wrong; nobody waited
+├── Mismatch                    ranks disagree about a call
+├── CallTimeout (TimeoutError)  a peer did not come in time
+├── PeerLost                    a peer left, died or raised
+├── Aborted                     the group was aborted, here or on a peer
+└── GroupError                  the group itself can't be made or used
+
+Every error has a stable `code`, names group, rank, op and seq as far as they are known, says what was expected and
+what came, and ends with the next thing to try.
+"""
+
+from __future__ import annotations
+
+from torch.distributed import DistBackendError
+
+__all__ = ["Aborted", "CallTimeout", "GroupError", "InvalidCall", "Mismatch", "PeerLost", "PhalanxError"]
+
+
+class PhalanxError(DistBackendError):
+    """Base of every error that Phalanx raises on purpose."""
+
+    code: str = "PHALANX"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        group: str | None = None,
+        rank: int | None = None,
+        op: str | None = None,
+        seq: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        if code is not None:
+            self.code = code
+        self.group = group
+        self.rank = rank
+        self.op = op
+        self.seq = seq
+        self.hint = hint
+        self.message = message
+        super().__init__(self._render())
+
+    def _render(self) -> str:
+        where = []
+        if self.op is not None:
+            where.append(self.op)
+        if self.seq is not None:
+            where.append(f"seq {self.seq}")
+        if self.group is not None:
+            where.append(f"group {self.group!r}")
+        if self.rank is not None:
+            where.append(f"rank {self.rank}")
+        head = f"[{self.code}]" + (f" {', '.join(where)}:" if where else "")
+        text = f"{head} {self.message}"
+        return f"{text}\n  Next: {self.hint}" if self.hint else text
+
+
+class InvalidCall(PhalanxError, ValueError):
+    """This rank's arguments are wrong. Raised before any peer waits, so the group stays usable."""
+
+    code = "INVALID"
+
+
+class Mismatch(PhalanxError):
+    """Ranks disagree about a call of the same seq."""
+
+    code = "MISMATCH"
+
+
+class CallTimeout(PhalanxError, TimeoutError):
+    """A peer did not come in time."""
+
+    code = "MISSING"
+
+
+class PeerLost(PhalanxError):
+    """A peer that a call still needs has left the group or died."""
+
+    code = "PEER_LOST"
+
+
+class Aborted(PhalanxError):
+    """The group was aborted, on this rank or on a peer."""
+
+    code = "ABORTED"
+
+
+class GroupError(PhalanxError):
+    """The group can't be made, or can't be used any more in this process."""
+
+    code = "GROUP"

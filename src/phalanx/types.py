@@ -1,0 +1,132 @@
+"""Small types that cross layers: a group's identity, a call, and the blocks of tensors that it moves.
+
+Everything here is made on the hot path, so the classes use slots and do no work that a caller did not ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+__all__ = ["DTYPE_CODES", "NO_REDUCE_OP", "NO_ROOT", "REDUCE_OP_NAMES", "Blocks", "Call", "GroupInfo"]
+
+# The native core's numbering (_core/kernels.hpp). A dtype that is not here moves as bytes and can't be reduced.
+DTYPE_CODES: dict[torch.dtype, int] = {
+    torch.bool: 1,
+    torch.uint8: 2,
+    torch.int8: 3,
+    torch.uint16: 4,
+    torch.int16: 5,
+    torch.uint32: 6,
+    torch.int32: 7,
+    torch.uint64: 8,
+    torch.int64: 9,
+    torch.float16: 10,
+    torch.bfloat16: 11,
+    torch.float32: 12,
+    torch.float64: 13,
+    torch.complex64: 14,
+    torch.complex128: 15,
+    torch.float8_e4m3fn: 16,
+    torch.float8_e5m2: 17,
+    torch.float8_e4m3fnuz: 18,
+    torch.float8_e5m2fnuz: 19,
+    torch.complex32: 20,
+}
+
+# torch's numbering of ReduceOp.RedOpType, which the native core shares.
+REDUCE_OP_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+NO_REDUCE_OP = -1
+NO_ROOT = -1
+
+
+class GroupInfo:
+    """Who a rank is within its group: what checks and errors need to know."""
+
+    __slots__ = ("name", "rank", "size")
+
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        self.name = name
+        self.rank = rank
+        self.size = size
+
+
+class Blocks:
+    """Tensors seen as a sequence of blocks, one a rank or one for all.
+
+    Three forms, so that no view is made where the native core only needs addresses:
+
+    - cut evenly (`sizes is None`, `listed` false): each tensor is cut into `num` equal parts; block b is part b of
+      every tensor. `num == 1` is the plain case: one block that is all tensors, one after another.
+    - cut by sizes (`sizes` given): the one tensor is cut, flat, into parts of these element counts.
+    - listed (`listed` true): the tensors are the blocks, block-major: `len(tensors) // num` tensors a block.
+    """
+
+    __slots__ = ("listed", "num", "sizes", "tensors")
+
+    def __init__(
+        self, tensors: list[torch.Tensor], num: int = 1, *, sizes: list[int] | None = None, listed: bool = False
+    ) -> None:
+        self.tensors = tensors
+        self.num = num
+        self.sizes = sizes
+        self.listed = listed
+
+    def views(self) -> list[list[torch.Tensor]]:
+        """The tensors of each block: flat views where the tensor is cut, the tensors themselves where they are listed.
+
+        A tensor that is cut must be contiguous.
+        """
+        if self.listed:
+            each = len(self.tensors) // self.num
+            return [self.tensors[b * each : (b + 1) * each] for b in range(self.num)]
+        if self.sizes is not None:
+            return [[part] for part in self.tensors[0].view(-1).split(self.sizes)]
+        if self.num == 1:
+            return [self.tensors]
+        cut = [tensor.view(self.num, -1) for tensor in self.tensors]
+        return [[tensor[b] for tensor in cut] for b in range(self.num)]
+
+    def numel(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors)
+
+
+class Call:
+    """One rank's side of one op.
+
+    `inputs` and `outputs` hold what the op reads and writes on this rank (None where it does neither). In place is
+    the same tensor in both. `meaning` is the op's reference semantics: given the calls of all ranks in rank order it
+    writes every output.
+
+    The signature, which must agree across ranks, is (op, reduce_op, root, dtype, count, layout). `count` is the
+    number of elements that every rank must agree on (-1 where ranks may differ, as in all_to_all) and `layout` a hash
+    of how they are divided, 0 for the plain cases.
+    """
+
+    __slots__ = ("count", "dtype", "factor", "inputs", "layout", "meaning", "op", "outputs", "reduce_op", "root")
+
+    def __init__(
+        self,
+        op: str,
+        meaning: Callable[[Sequence[Call]], None],
+        inputs: Blocks | None = None,
+        outputs: Blocks | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        count: int = 0,
+        layout: int = 0,
+        reduce_op: int = NO_REDUCE_OP,
+        root: int = NO_ROOT,
+        factor: float = 1.0,
+    ) -> None:
+        self.op = op
+        self.meaning = meaning
+        self.inputs = inputs
+        self.outputs = outputs
+        self.dtype = dtype
+        self.count = count
+        self.layout = layout
+        self.reduce_op = reduce_op
+        self.root = root
+        self.factor = factor
