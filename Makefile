@@ -1,0 +1,52 @@
+# Everything happens in .venv; the first target that needs it makes it. `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CXX_SOURCES := $(wildcard src/phalanx/_core/*.?pp tests/native/*.?pp)
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test lint format bench sanitize clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# torch first and pinned, so that every later step finds it in place.
+$(VENV)/.tools: pyproject.toml constraints.txt
+	@echo "Making $(VENV) (torch and the tools; a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement requirements-dev.txt
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.tools CMakeLists.txt $(CXX_SOURCES)
+	@echo "Building the native core"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $@
+
+build: $(VENV)/.built ## make .venv and build the native core
+
+demo: build ## train a small model with DDP on 4 ranks, then compare collective times with Gloo's
+	@$(BIN)/torchrun --standalone --nproc-per-node 4 examples/train_ddp.py
+
+test: build ## run the test suite
+	@$(BIN)/python -m pytest
+
+lint: build ## ruff, mypy --strict, clang-format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
+
+format: build ## rewrite the sources in the project's format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(CXX_SOURCES)
+
+bench: build ## measure every figure that the docs give; fails where a target is missed
+	@$(BIN)/python benchmarks/run.py --check
+
+sanitize: build ## the native stress test under thread and address sanitizers
+	@$(BIN)/python tests/native/sanitize.py
+
+clean: ## remove .venv and everything that was built
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

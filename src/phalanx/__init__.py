@@ -1,0 +1,51 @@
+"""Phalanx: process groups for PyTorch on one host.
+
+Layout, from the top down; imports go downwards only (tests/unit/test_layers.py enforces it):
+
+    group/         the group itself, its Work, the adapter to torch.distributed
+    collectives/   what each op means: arguments, signature, reference semantics
+    transports/    how ranks meet
+    _native, _core the C++ core: shared memory, waiting, kernels
+    errors, types  shared by all
+
+Importing the package registers the backend "phalanx" and nothing else: the rest is imported when it is first used, so
+that `import torch`, which loads this module through its `torch.backends` entry point, stays as fast as it was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from phalanx._autoload import register
+
+if TYPE_CHECKING:
+    from phalanx.errors import Aborted, CallTimeout, GroupError, InvalidCall, Mismatch, PeerLost, PhalanxError
+    from phalanx.group.process_group import ProcessGroup
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aborted",
+    "CallTimeout",
+    "GroupError",
+    "InvalidCall",
+    "Mismatch",
+    "PeerLost",
+    "PhalanxError",
+    "ProcessGroup",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ProcessGroup":
+        from phalanx.group.process_group import ProcessGroup
+
+        return ProcessGroup
+    if name in __all__:
+        import phalanx.errors
+
+        return getattr(phalanx.errors, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+register()

@@ -1,0 +1,234 @@
+// The Python module: argument conversion and signals, nothing else.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "cpus.hpp"
+#include "group.hpp"
+
+namespace nb = nanobind;
+using namespace phalanx;
+
+namespace {
+
+// How long the core works or waits before Python's signal handlers get their turn.
+constexpr std::chrono::milliseconds kBetweenSignals{50};
+
+// What Group.run returns; _native.py names the values.
+enum class Result : int { finished = 0, failed = 1, was_broken = 2, forked = 3 };
+
+using Addresses = std::vector<std::uint64_t>;
+
+Nonce to_nonce(const nb::bytes& bytes) {
+  Nonce nonce;
+  if (bytes.size() != nonce.size()) throw std::invalid_argument("a nonce has 16 bytes");
+  std::memcpy(nonce.data(), bytes.c_str(), nonce.size());
+  return nonce;
+}
+
+Piece to_piece(std::uint64_t address, std::uint64_t size) { return {reinterpret_cast<std::byte*>(address), size}; }
+
+// `num` blocks out of the pieces: listed block by block, or every piece cut evenly.
+void fill(Blocks& blocks, const Addresses& addresses, const std::vector<std::uint64_t>& sizes, std::size_t num,
+          bool listed) {
+  blocks.clear();
+  if (num == 0) return;
+  thread_local std::vector<Piece> pieces;
+  pieces.clear();
+  for (std::size_t i = 0; i < addresses.size(); ++i) pieces.push_back(to_piece(addresses[i], sizes[i]));
+  if (!listed) return blocks.cut(pieces, num);
+  const std::size_t each = pieces.size() / num;
+  for (std::size_t block = 0; block < num; ++block) blocks.add_block(pieces.data() + block * each, each);
+}
+
+void check_request(const Group& group, const Request& request) {
+  const bool reduces = request.op == Op::all_reduce || request.op == Op::reduce || request.op == Op::reduce_scatter;
+  if (reduces &&
+      (request.reduce_op < 0 || reduce_kernel(request.dtype, static_cast<ReduceOp>(request.reduce_op)) == nullptr)) {
+    throw std::invalid_argument("no kernel for this dtype and reduce op");
+  }
+  if (request.root >= group.size()) throw std::invalid_argument("root is not a rank of the group");
+}
+
+void check_signals(Group& group) {
+  if (PyErr_CheckSignals() == 0) return;
+  nb::python_error error;
+  group.abort("interrupted by a signal");
+  throw error;
+}
+
+class Hold {
+ public:
+  explicit Hold(Group& group) : group_(group) {
+    while (!acquire()) {
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+  }
+  ~Hold() { group_.release(); }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+ private:
+  bool acquire() {
+    if (group_.acquire(Clock::time_point::min())) return true;
+    nb::gil_scoped_release nogil;
+    return group_.acquire(Clock::now() + kBetweenSignals);
+  }
+  Group& group_;
+};
+
+Result run_held(Group& group, double timeout) {
+  if (group.broken()) return Result::was_broken;
+  const auto limit = std::chrono::duration<double>(std::clamp(timeout, 0.0, 1e9));
+  bool started = false;
+  while (true) {
+    Outcome outcome;
+    {
+      nb::gil_scoped_release nogil;
+      if (!started) group.start(std::chrono::duration_cast<std::chrono::nanoseconds>(limit));
+      started = true;
+      outcome = group.proceed(Clock::now() + kBetweenSignals);
+    }
+    if (outcome == Outcome::finished) return Result::finished;
+    if (outcome == Outcome::failed) return Result::failed;
+    check_signals(group);
+  }
+}
+
+int run(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
+        double factor, double timeout, const Addresses& in, const std::vector<std::uint64_t>& in_sizes,
+        std::size_t num_in, bool in_listed, const Addresses& out, const std::vector<std::uint64_t>& out_sizes,
+        std::size_t num_out, bool out_listed) {
+  if (op < 0 || op >= kNumOps) throw std::invalid_argument("unknown op");
+  if (group.forked()) return static_cast<int>(Result::forked);
+  Hold hold(group);
+  Request& request = group.request();
+  request.op = static_cast<Op>(op);
+  request.reduce_op = reduce_op;
+  request.root = root;
+  request.dtype = static_cast<DType>(dtype);
+  request.count = count;
+  request.layout = layout;
+  request.factor = factor;
+  fill(request.in, in, in_sizes, num_in, in_listed);
+  fill(request.out, out, out_sizes, num_out, out_listed);
+  check_request(group, request);
+  return static_cast<int>(run_held(group, timeout));
+}
+
+// The common case of one tensor, read, written or both, without lists.
+int run_single(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, double factor,
+               double timeout, std::uint64_t address, std::uint64_t size, bool reads, bool writes) {
+  if (op < 0 || op >= kNumOps) throw std::invalid_argument("unknown op");
+  if (group.forked()) return static_cast<int>(Result::forked);
+  Hold hold(group);
+  Request& request = group.request();
+  request.op = static_cast<Op>(op);
+  request.reduce_op = reduce_op;
+  request.root = root;
+  request.dtype = static_cast<DType>(dtype);
+  request.count = count;
+  request.layout = 0;
+  request.factor = factor;
+  const Piece piece = to_piece(address, size);
+  request.in.clear();
+  request.out.clear();
+  if (reads) request.in.add_block(&piece, 1);
+  if (writes) request.out.add_block(&piece, 1);
+  check_request(group, request);
+  return static_cast<int>(run_held(group, timeout));
+}
+
+nb::dict failure_of(const Group& group) {
+  const Failure failure = group.failure();
+  nb::dict result;
+  const auto listed = std::min<std::size_t>(failure.num_missing, std::size(failure.missing));
+  result["kind"] = static_cast<int>(failure.kind);
+  result["rank"] = failure.rank;
+  result["peer"] = failure.peer;
+  result["seq"] = failure.seq;
+  result["missing"] = std::vector<int>(failure.missing, failure.missing + listed);
+  result["num_missing"] = failure.num_missing;
+  result["text"] = nb::str(failure.text);
+  return result;
+}
+
+nb::tuple describe(Group& group, int rank, std::uint64_t seq) {
+  if (rank < 0 || rank >= group.size()) throw std::invalid_argument("no such rank");
+  const Descriptor& found = group.segment().descriptor(rank, seq);
+  return nb::make_tuple(found.seq, static_cast<int>(found.op), static_cast<int>(found.reduce_op), found.root,
+                        static_cast<int>(found.dtype), found.count, found.layout);
+}
+
+void reduce_buffers(int dtype, int op, std::uint64_t dst, const Addresses& srcs, std::size_t count,
+                    const std::vector<double>& factors) {
+  const ReduceFn kernel = reduce_kernel(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
+  if (kernel == nullptr) throw std::invalid_argument("no kernel for this dtype and reduce op");
+  std::vector<const void*> sources;
+  for (const std::uint64_t src : srcs) sources.push_back(reinterpret_cast<const void*>(src));
+  if (sources.empty() || factors.size() < sources.size())
+    throw std::invalid_argument("one factor a source, at least one source");
+  nb::gil_scoped_release nogil;
+  kernel(reinterpret_cast<void*>(dst), sources.data(), sources.size(), count, factors.data());
+}
+
+}  // namespace
+
+NB_MODULE(_core_ext, m) {
+  // Groups end with the interpreter; what is still alive then is unmapped by the kernel.
+  nb::set_leak_warnings(false);
+
+  m.def("affinity", &affinity, "CPUs that this process may run on.");
+  m.def("cpu_quota", &cpu_quota, "CPUs that the cgroup grants, rounded up; 0 where it sets no limit.");
+  m.def("kernel_variant", &kernel_variant);
+  m.def("reduces", [](int dtype, int op) {
+    return dtype >= 0 && op >= 0 && reduce_kernel(static_cast<DType>(dtype), static_cast<ReduceOp>(op)) != nullptr;
+  });
+  m.def("reduce_buffers", &reduce_buffers);
+
+  nb::class_<Tuning>(m, "Tuning")
+      .def_rw("slot_bytes", &Tuning::slot_bytes)
+      .def_rw("chunk_bytes", &Tuning::chunk_bytes)
+      .def_rw("one_shot_bytes", &Tuning::one_shot_bytes)
+      .def_rw("crowded", &Tuning::crowded)
+      .def_rw("spin_us", &Tuning::spin_us);
+  m.def("tuning_for", &tuning_for, nb::arg("ranks"), nb::arg("cpus"));
+
+  nb::class_<Segment>(m, "Segment")
+      .def_static("create_memfd",
+                  [](int size, const Tuning& tuning, const nb::bytes& nonce) {
+                    return std::make_shared<Segment>(Segment::create_memfd(size, tuning, to_nonce(nonce)));
+                  })
+      .def_static("create_file",
+                  [](const std::string& path, int size, const Tuning& tuning, const nb::bytes& nonce) {
+                    return std::make_shared<Segment>(Segment::create_file(path, size, tuning, to_nonce(nonce)));
+                  })
+      .def_static("open",
+                  [](const std::string& path, const nb::bytes& nonce) {
+                    return std::make_shared<Segment>(Segment::open(path, to_nonce(nonce)));
+                  })
+      .def_prop_ro("fd", &Segment::fd)
+      .def_prop_ro("tuning", [](const Segment& segment) { return segment.header().tuning; })
+      .def("close_fd", &Segment::close_fd);
+
+  nb::class_<Group>(m, "Group")
+      .def(nb::init<std::shared_ptr<Segment>, int>())
+      .def("run", &run)
+      .def("run_single", &run_single)
+      .def("abort", &Group::abort)
+      .def("leave", &Group::leave)
+      .def("failure", &failure_of)
+      .def("describe", &describe)
+      .def_prop_ro("forked", &Group::forked)
+      .def_prop_ro("broken", &Group::broken)
+      .def_prop_ro("seq", &Group::seq);
+
+  m.attr("MAX_RANKS") = kMaxRanks;
+}

@@ -1,0 +1,197 @@
+#include "call.hpp"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace phalanx {
+
+namespace {
+
+constexpr int kStepsAtOnce = 256;
+
+constexpr std::uint64_t mix(std::uint64_t state, std::uint64_t value) noexcept {
+  state ^= value + 0x9e3779b97f4a7c15 + (state << 6) + (state >> 2);
+  state ^= state >> 30;
+  state *= 0xbf58476d1ce4e5b9;
+  state ^= state >> 27;
+  state *= 0x94d049bb133111eb;
+  return state ^ (state >> 31);
+}
+
+std::uint64_t signature_hash(std::uint64_t chain, const Request& request) noexcept {
+  const auto field = [](auto value) { return static_cast<std::uint64_t>(static_cast<std::int64_t>(value)); };
+  chain = mix(chain, field(request.op) | (field(request.reduce_op) & 0xff) << 8 | field(request.dtype) << 16 |
+                         (field(request.root) & 0xffffffff) << 32);
+  chain = mix(chain, field(request.count));
+  return mix(chain, request.layout);
+}
+
+constexpr std::uint64_t word_of(std::uint64_t seq, std::uint64_t chain) noexcept {
+  return (chain & 0xffffffff00000000) | (seq & 0xffffffff);
+}
+
+// Whether the word was written for this seq; only 32 bits are kept, so seqs wrap.
+constexpr bool is_for(std::uint64_t word, std::uint64_t seq) noexcept {
+  return static_cast<std::uint32_t>(word) == static_cast<std::uint32_t>(seq);
+}
+
+}  // namespace
+
+void Call::start(Request& request) {
+  request_ = &request;
+  algorithm_ = &algorithm_of(request.op);
+  seq_ = ++history_.seq;
+  first_tick_ = history_.tick;
+  history_.chain = signature_hash(history_.chain, request);
+  posted_ = met_ = failed_ = false;
+  staged_ = combined_ = done_ = 0;
+  ticks = 1;
+  chunk = 0;
+  stages = finishes = publishes_combined = false;
+  sources = Peers::none;
+  readers = Peers::all;
+  kernel = request.reduce_op >= 0 ? reduce_kernel(request.dtype, static_cast<ReduceOp>(request.reduce_op)) : nullptr;
+  algorithm_->plan(*this);
+}
+
+Condition Call::condition(Peers peers, Counter counter, std::uint64_t value) const noexcept {
+  return {counter, peers == Peers::root ? request_->root : kEveryPeer, value};
+}
+
+bool Call::reached(Peers peers, Counter counter, std::uint64_t value) {
+  if (peers == Peers::none) return true;
+  blocked_on_ = condition(peers, counter, value);
+  return lines_.reached(blocked_on_);
+}
+
+Progress Call::advance() {
+  if (size() == 1) {
+    algorithm_->solo(*this);
+    return Progress::finished;
+  }
+  if ((!posted_ && !post()) || (!met_ && !meet())) return failed_ ? Progress::failed : Progress::blocked;
+  for (int steps = 0; step();) {
+    if (++steps == kStepsAtOnce) return Progress::more;
+  }
+  if (done_ < ticks || (stages && staged_ < ticks)) return Progress::blocked;
+  history_.tick = first_tick_ + ticks;
+  return Progress::finished;
+}
+
+// Arrives: with the first tick's data, so that a short call needs no further step from this rank.
+bool Call::post() {
+  // The ring entry and the slot that this call takes were last used kSlots or more ticks ago.
+  if (first_tick_ >= kSlots && !reached(Peers::all, Counter::done, first_tick_ + 1 - kSlots)) return false;
+  if (!verify_history()) return false;
+  Descriptor& mine = segment_.descriptor(rank(), seq_);
+  mine.seq = seq_;
+  mine.count = request_->count;
+  mine.factor = request_->factor;
+  mine.root = request_->root;
+  mine.layout = request_->layout;
+  mine.op = static_cast<std::uint8_t>(request_->op);
+  mine.reduce_op = static_cast<std::int8_t>(request_->reduce_op);
+  mine.dtype = static_cast<std::uint8_t>(request_->dtype);
+  segment_.control(rank()).words[seq_ % kRing].store(word_of(seq_, history_.chain), std::memory_order_relaxed);
+  if (stages) algorithm_->stage(*this, 0);
+  staged_ = 1;
+  posted_ = true;
+  lines_.publish(Counter::staged, first_tick_ + 1);
+  return true;
+}
+
+bool Call::meet() {
+  if (!reached(sources, Counter::staged, first_tick_ + 1)) return false;
+  if (!check_sources()) return false;
+  if (algorithm_->meet != nullptr && !algorithm_->meet(*this)) return false;
+  met_ = true;
+  return true;
+}
+
+bool Call::check_sources() noexcept {
+  if (sources == Peers::root) return verify(request_->root, seq_);
+  if (sources == Peers::all) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (!verify(peer, seq_)) return false;
+    }
+  }
+  return true;
+}
+
+// A rank that waits for nobody (a broadcast's root) compares nothing when it calls. It catches up here: every peer is
+// past the tick kSlots before this one, so it has posted the call kSlots before this one, and its word is still there
+// because a word is replaced kRing = 2 * kSlots calls later, which needs this rank to be done with it. The hash is a
+// running one, so one comparison covers all calls before.
+bool Call::verify_history() noexcept {
+  if (seq_ <= kSlots) return true;
+  const std::uint64_t past = seq_ - kSlots;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (history_.verified[static_cast<std::size_t>(peer)] < past && !verify(peer, past)) return false;
+  }
+  return true;
+}
+
+bool Call::verify(int peer, std::uint64_t seq) noexcept {
+  if (peer == rank()) return true;
+  const auto& mine = segment_.control(rank()).words;
+  const auto& theirs = segment_.control(peer).words;
+  std::uint64_t& verified = history_.verified[static_cast<std::size_t>(peer)];
+  if (theirs[seq % kRing].load(std::memory_order_relaxed) == mine[seq % kRing].load(std::memory_order_relaxed)) {
+    verified = seq;
+    return true;
+  }
+  const std::uint64_t oldest = seq >= kRing ? seq - kRing + 1 : 1;
+  std::uint64_t first = std::max(verified + 1, oldest);
+  for (; first < seq; ++first) {
+    const std::uint64_t word = theirs[first % kRing].load(std::memory_order_relaxed);
+    if (is_for(word, first) && word != mine[first % kRing].load(std::memory_order_relaxed)) break;
+  }
+  report_mismatch(peer, first);
+  return false;
+}
+
+void Call::report_mismatch(int peer, std::uint64_t seq, const char* text) noexcept {
+  failed_ = true;
+  Failure failure{};
+  failure.kind = FailureKind::mismatch;
+  failure.rank = rank();
+  failure.peer = peer;
+  failure.seq = seq;
+  std::snprintf(failure.text, sizeof(failure.text), "%s", text);
+  lines_.fail(failure);
+}
+
+// One step of the pipeline, the furthest along first so that slots become free early. When none is possible
+// blocked_on_ is the condition of the earliest tick that is not behind this rank; its coming true makes a step
+// possible, and some rank can always take one: no wait of this kind can last for ever among live ranks.
+bool Call::step() {
+  if (finishes && done_ < combined_ && reached(Peers::all, Counter::combined, first_tick_ + done_ + 1)) {
+    algorithm_->finish(*this, done_);
+    lines_.publish(Counter::done, first_tick_ + ++done_);
+    return true;
+  }
+  const Condition finish_blocked = blocked_on_;
+  const std::uint64_t may_combine = stages ? staged_ : ticks;
+  if (combined_ < may_combine && reached(sources, Counter::staged, first_tick_ + combined_ + 1)) {
+    if (algorithm_->combine != nullptr) algorithm_->combine(*this, combined_);
+    ++combined_;
+    if (publishes_combined) lines_.publish(Counter::combined, first_tick_ + combined_);
+    if (!finishes) {
+      done_ = combined_;
+      lines_.publish(Counter::done, first_tick_ + done_);
+    }
+    return true;
+  }
+  const Condition combine_blocked = blocked_on_;
+  const std::uint64_t tick = first_tick_ + staged_;
+  if (stages && staged_ < ticks && (tick < kSlots || reached(readers, Counter::done, tick + 1 - kSlots))) {
+    algorithm_->stage(*this, staged_);
+    lines_.publish(Counter::staged, first_tick_ + ++staged_);
+    return true;
+  }
+  if (combined_ < may_combine) blocked_on_ = combine_blocked;
+  if (finishes && done_ < combined_) blocked_on_ = finish_blocked;
+  return false;
+}
+
+}  // namespace phalanx

@@ -1,0 +1,128 @@
+// One rank's side of one collective: a state machine that is advanced, never a function that blocks.
+//
+// A call runs through ticks (layout.hpp). In each tick a rank may
+//   stage    copy what peers need from it into its slot       after its readers are done with that slot
+//   combine  read its sources' slots: copy out, or reduce      after its sources have staged
+//   finish   copy out what its peers have reduced              after everybody has combined
+// and the stages of later ticks overlap with the combining of earlier ones. Each op fills in these three steps
+// (moves.cpp, reductions.cpp); the order, the waiting and the signature check are the same for all and live in
+// call.cpp.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "blocks.hpp"
+#include "kernels.hpp"
+#include "layout.hpp"
+#include "waiting.hpp"
+
+namespace phalanx {
+
+// What the caller asks for. Blocks hold what the op reads and writes on this rank; see types.py for their forms.
+struct Request {
+  Op op = Op::barrier;
+  int reduce_op = -1;
+  int root = -1;
+  DType dtype = DType::bytes;
+  std::int64_t count = 0;
+  std::uint32_t layout = 0;
+  double factor = 1.0;
+  Blocks in;
+  Blocks out;
+};
+
+enum class Peers { none, root, all };
+
+enum class Progress {
+  finished,
+  blocked,  // Call::blocked_on() says on what
+  more,     // could go on at once; returned now and then so that the caller can look at signals and the clock
+  failed,
+};
+
+class Call;
+
+// The steps of one op. A null step means that this op has none of the kind on any rank.
+struct Algorithm {
+  void (*plan)(Call&);
+  void (*stage)(Call&, std::uint64_t tick);
+  void (*combine)(Call&, std::uint64_t tick);
+  void (*finish)(Call&, std::uint64_t tick);
+  // Runs once all sources have arrived and agree, where the number of ticks depends on what they bring.
+  bool (*meet)(Call&);
+  // A group of one rank: no ticks, no staging.
+  void (*solo)(Call&);
+};
+
+const Algorithm& algorithm_of(Op op) noexcept;
+
+// What a rank remembers from call to call. All ranks of a group go through the same values.
+struct History {
+  std::uint64_t seq = 0;
+  std::uint64_t tick = 0;               // the next unused one
+  std::uint64_t chain = 0;              // running hash of all signatures
+  std::vector<std::uint64_t> verified;  // by peer: the last seq whose word was compared
+};
+
+class Call {
+ public:
+  Call(const Segment& segment, Lines& lines, History& history) : segment_(segment), lines_(lines), history_(history) {}
+
+  // Takes the next seq and plans the call. `request` must outlive it.
+  void start(Request& request);
+  // Goes on without ever waiting.
+  Progress advance();
+  const Condition& blocked_on() const noexcept { return blocked_on_; }
+  std::uint64_t seq() const noexcept { return seq_; }
+
+  // For the steps of the ops.
+  const Request& request() const noexcept { return *request_; }
+  int rank() const noexcept { return lines_.rank(); }
+  int size() const noexcept { return lines_.size(); }
+  const Tuning& tuning() const noexcept { return segment_.header().tuning; }
+  std::byte* slot(int rank, std::uint64_t tick) const noexcept { return segment_.slot(rank, first_tick_ + tick); }
+  const Descriptor& descriptor(int rank) const noexcept { return segment_.descriptor(rank, seq_); }
+  std::uint64_t* sizes(int rank) const noexcept { return segment_.sizes(rank, seq_); }
+  bool is_root() const noexcept { return request_->root == rank(); }
+  // Ends the call: this rank and `peer` disagree about `seq`. `text` says how where the signatures do not.
+  void report_mismatch(int peer, std::uint64_t seq, const char* text = "") noexcept;
+
+  // The plan, set by Algorithm::plan.
+  std::uint64_t ticks = 1;
+  std::uint64_t chunk = 0;          // bytes a tick moves of a block
+  bool stages = false;              // this rank has something to stage
+  bool finishes = false;            // the op has a third step on this rank
+  bool publishes_combined = false;  // peers wait for this rank's combining
+  Peers sources = Peers::none;      // whose stages this rank combines
+  Peers readers = Peers::all;       // who reads this rank's slots
+  ReduceFn kernel = nullptr;
+
+ private:
+  bool post();
+  bool meet();
+  bool check_sources() noexcept;
+  bool verify(int peer, std::uint64_t seq) noexcept;
+  bool verify_history() noexcept;
+  bool step();
+  bool reached(Peers peers, Counter counter, std::uint64_t value);
+  Condition condition(Peers peers, Counter counter, std::uint64_t value) const noexcept;
+
+  const Segment& segment_;
+  Lines& lines_;
+  History& history_;
+  Request* request_ = nullptr;
+  const Algorithm* algorithm_ = nullptr;
+  std::uint64_t seq_ = 0;
+  std::uint64_t first_tick_ = 0;
+  bool posted_ = false;
+  bool met_ = false;
+  bool failed_ = false;
+  // Ticks of this call that are behind this rank.
+  std::uint64_t staged_ = 0;
+  std::uint64_t combined_ = 0;
+  std::uint64_t done_ = 0;
+  Condition blocked_on_{Counter::done, kEveryPeer, 0};
+};
+
+}  // namespace phalanx

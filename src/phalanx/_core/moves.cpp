@@ -1,0 +1,158 @@
+// The ops that move bytes without changing them: barrier, broadcast, all_gather, gather, scatter, all_to_all.
+#include <algorithm>
+#include <cstdio>
+
+#include "algorithms.hpp"
+
+namespace phalanx {
+
+namespace {
+
+void copy(const Blocks& from, std::size_t from_block, const Blocks& to, std::size_t to_block, const Range& range) {
+  to.for_runs(to_block, range.offset, range.size, [&](std::byte* data, std::uint64_t run, std::uint64_t done) {
+    from.read(from_block, range.offset + done, run, data);
+  });
+}
+
+// Copies the block of every peer out of its slot, in an order rotated by rank so that not all read the same one first.
+template <class Source>
+void pull_blocks(Call& call, std::uint64_t tick, Source&& source) {
+  for (int i = 1; i < call.size(); ++i) {
+    const int peer = (call.rank() + i) % call.size();
+    const auto block = static_cast<std::size_t>(peer);
+    const Range range = range_of(call, tick, call.request().out.size(block));
+    call.request().out.write(block, range.offset, range.size, source(peer));
+  }
+}
+
+void copy_own(Call& call, std::uint64_t tick, std::size_t from_block, std::size_t to_block) {
+  const Request& request = call.request();
+  copy(request.in, from_block, request.out, to_block, range_of(call, tick, request.out.size(to_block)));
+}
+
+void solo_move(Call& call) {
+  const Request& request = call.request();
+  if (request.in.empty() || request.out.empty()) return;
+  copy(request.in, 0, request.out, 0, {0, request.out.size(0)});
+}
+
+void plan_barrier(Call& call) { call.sources = Peers::all; }
+
+void plan_broadcast(Call& call) {
+  const Request& request = call.request();
+  call.stages = call.is_root();
+  call.sources = call.is_root() ? Peers::none : Peers::root;
+  plan_ticks(call, (call.is_root() ? request.in : request.out).size(0), 1);
+}
+
+void stage_whole(Call& call, std::uint64_t tick) {
+  const Range range = range_of(call, tick, call.request().in.size(0));
+  call.request().in.read(0, range.offset, range.size, call.slot(call.rank(), tick));
+}
+
+void combine_broadcast(Call& call, std::uint64_t tick) {
+  if (call.is_root()) return;
+  const Range range = range_of(call, tick, call.request().out.size(0));
+  call.request().out.write(0, range.offset, range.size, call.slot(call.request().root, tick));
+}
+
+void plan_all_gather(Call& call) {
+  call.stages = true;
+  call.sources = Peers::all;
+  plan_ticks(call, call.request().out.largest(), 1);
+}
+
+void combine_all_gather(Call& call, std::uint64_t tick) {
+  copy_own(call, tick, 0, static_cast<std::size_t>(call.rank()));
+  pull_blocks(call, tick, [&](int peer) { return call.slot(peer, tick); });
+}
+
+void plan_gather(Call& call) {
+  call.stages = !call.is_root();
+  call.sources = call.is_root() ? Peers::all : Peers::none;
+  call.readers = Peers::root;
+  plan_ticks(call, call.request().in.size(0), 1);
+}
+
+void combine_gather(Call& call, std::uint64_t tick) {
+  if (call.is_root()) combine_all_gather(call, tick);
+}
+
+void plan_scatter(Call& call) {
+  call.stages = call.is_root();
+  call.sources = call.is_root() ? Peers::none : Peers::root;
+  plan_ticks(call, call.request().out.size(0), static_cast<std::uint64_t>(call.size()));
+}
+
+// One part of the slot for each destination but this rank.
+void stage_by_destination(Call& call, std::uint64_t tick) {
+  const Blocks& in = call.request().in;
+  for (int peer = 0; peer < call.size(); ++peer) {
+    if (peer == call.rank()) continue;
+    const auto block = static_cast<std::size_t>(peer);
+    const Range range = range_of(call, tick, in.size(block));
+    in.read(block, range.offset, range.size, part_of_slot(call, call.rank(), tick, peer));
+  }
+}
+
+void combine_scatter(Call& call, std::uint64_t tick) {
+  const Request& request = call.request();
+  if (call.is_root()) return copy_own(call, tick, static_cast<std::size_t>(call.rank()), 0);
+  const Range range = range_of(call, tick, request.out.size(0));
+  request.out.write(0, range.offset, range.size, part_of_slot(call, request.root, tick, call.rank()));
+}
+
+// Until the sources have come only the first tick is known to be needed; what they send decides how many there are.
+void plan_all_to_all(Call& call) {
+  call.stages = true;
+  call.sources = Peers::all;
+  plan_ticks(call, 0, static_cast<std::uint64_t>(call.size()));
+}
+
+void stage_all_to_all(Call& call, std::uint64_t tick) {
+  if (tick == 0) {
+    const Blocks& in = call.request().in;
+    std::uint64_t* sizes = call.sizes(call.rank());
+    for (std::size_t block = 0; block < in.num(); ++block) sizes[block] = in.size(block);
+    sizes[in.num()] = in.largest();
+  }
+  stage_by_destination(call, tick);
+}
+
+bool meet_all_to_all(Call& call) {
+  const Blocks& out = call.request().out;
+  std::uint64_t largest = 0;
+  for (int peer = 0; peer < call.size(); ++peer) {
+    const std::uint64_t* sizes = call.sizes(peer);
+    const std::uint64_t sent = sizes[call.rank()];
+    const std::uint64_t expected = out.size(static_cast<std::size_t>(peer));
+    if (sent != expected) {
+      char text[128];
+      std::snprintf(text, sizeof(text), "rank %d sends %llu bytes to rank %d, which expects %llu", peer,
+                    static_cast<unsigned long long>(sent), call.rank(), static_cast<unsigned long long>(expected));
+      call.report_mismatch(peer, call.seq(), text);
+      return false;
+    }
+    largest = std::max(largest, sizes[call.size()]);
+  }
+  plan_ticks(call, largest, static_cast<std::uint64_t>(call.size()));
+  return true;
+}
+
+void combine_all_to_all(Call& call, std::uint64_t tick) {
+  const auto self = static_cast<std::size_t>(call.rank());
+  copy_own(call, tick, self, self);
+  pull_blocks(call, tick, [&](int peer) { return part_of_slot(call, peer, tick, call.rank()); });
+}
+
+}  // namespace
+
+constinit const Algorithm kBarrier{plan_barrier, nullptr, nullptr, nullptr, nullptr, solo_move};
+constinit const Algorithm kBroadcast{plan_broadcast, stage_whole, combine_broadcast, nullptr, nullptr, solo_move};
+constinit const Algorithm kAllGather{plan_all_gather, stage_whole, combine_all_gather, nullptr, nullptr, solo_move};
+constinit const Algorithm kGather{plan_gather, stage_whole, combine_gather, nullptr, nullptr, solo_move};
+constinit const Algorithm kScatter{plan_scatter, stage_by_destination, combine_scatter, nullptr, nullptr, solo_move};
+constinit const Algorithm kAllToAll{plan_all_to_all, stage_all_to_all, combine_all_to_all,
+                                    nullptr,         meet_all_to_all,  solo_move};
+
+}  // namespace phalanx

@@ -1,0 +1,76 @@
+// A mapping of a group's segment: made by one rank, opened by its peers, unnamed as soon as possible.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "layout.hpp"
+
+namespace phalanx {
+
+using Nonce = std::array<std::uint8_t, 16>;
+
+class Segment {
+ public:
+  // A sparse memfd that peers reach through /proc/<pid>/fd/<fd>; only touched pages cost memory.
+  static Segment create_memfd(int size, const Tuning& tuning, const Nonce& nonce);
+  // A file in `folder` (mode 0600) with all its space reserved, its slots shrunk until it fits. The caller unlinks it.
+  static Segment create_file(const std::string& path, int size, Tuning tuning, const Nonce& nonce);
+  // Maps a peer's segment. Throws std::runtime_error where it is not the segment with this nonce.
+  static Segment open(const std::string& path, const Nonce& nonce);
+  // A mapping of zeroed private memory, for ranks that are threads of one process (the native stress test).
+  static Segment create_private(int size, const Tuning& tuning);
+
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&& other) noexcept;
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+  ~Segment();
+
+  int fd() const noexcept { return fd_; }
+  // Once every peer has mapped the segment the descriptor is not needed any more.
+  void close_fd() noexcept;
+  // True in a child of the process that mapped the segment: the mapping is not there.
+  bool forked() const noexcept;
+
+  Header& header() const noexcept { return *static_cast<Header*>(base_); }
+  int size() const noexcept { return size_; }
+  Control& control(int rank) const noexcept { return at<Control>(offsets_.control)[rank]; }
+  WaitLine& wait_line(int rank) const noexcept { return at<WaitLine>(offsets_.wait)[rank]; }
+  Descriptor& descriptor(int rank, std::uint64_t seq) const noexcept {
+    return at<Descriptor>(offsets_.descriptors)[static_cast<std::size_t>(rank) * kRing + seq % kRing];
+  }
+  std::uint64_t* sizes(int rank, std::uint64_t seq) const noexcept {
+    return at<std::uint64_t>(offsets_.sizes +
+                             (static_cast<std::size_t>(rank) * kRing + seq % kRing) * offsets_.sizes_stride);
+  }
+  std::byte* slot(int rank, std::uint64_t tick) const noexcept {
+    return at<std::byte>(offsets_.staging + static_cast<std::size_t>(rank) * offsets_.staging_stride +
+                         tick % kSlots * header().tuning.slot_bytes);
+  }
+
+ private:
+  Segment(void* base, std::size_t bytes, int fd);
+  static Segment map(int fd, std::size_t bytes);
+  void format(int size, const Tuning& tuning, const Nonce& nonce);
+  void release() noexcept;
+
+  template <class T>
+  T* at(std::size_t offset) const noexcept {
+    return reinterpret_cast<T*>(static_cast<std::byte*>(base_) + offset);
+  }
+
+  void* base_ = nullptr;
+  std::size_t bytes_ = 0;
+  int fd_ = -1;
+  int size_ = 0;
+  std::uint32_t generation_ = 0;
+  Offsets offsets_{1, kPage};
+};
+
+// Counts the forks in this process' ancestry since the library was loaded; a child sees another number.
+std::uint32_t fork_generation() noexcept;
+
+}  // namespace phalanx

@@ -1,0 +1,17 @@
+"""barrier: nobody leaves before everybody has come. It moves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phalanx.types import Call, GroupInfo
+
+__all__ = ["build", "meaning"]
+
+
+def build(info: GroupInfo) -> Call:
+    return Call("barrier", meaning)
+
+
+def meaning(calls: Sequence[Call]) -> None:
+    pass

@@ -1,0 +1,1 @@
+"""The group itself and its face towards torch.distributed."""

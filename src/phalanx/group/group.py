@@ -1,0 +1,48 @@
+"""The group: an identity, a transport and a timeout. Plain Python; torch's spellings live in process_group.py."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+from torch.distributed import Store
+
+from phalanx.group.sparse import all_reduce_sparse
+from phalanx.transports.base import Transport
+from phalanx.transports.rendezvous import join
+from phalanx.types import Call, GroupInfo
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+class Group:
+    """One rank's view of a group. Calls may come from any thread; they are carried out one after another."""
+
+    __slots__ = ("_transport", "info", "timeout")
+
+    def __init__(self, transport: Transport, info: GroupInfo, timeout: float) -> None:
+        self._transport = transport
+        self.info = info
+        self.timeout = timeout
+
+    @classmethod
+    def join(cls, store: Store, info: GroupInfo, timeout: float) -> Group:
+        """Meets the other ranks of the group through the store."""
+        return cls(join(store, info, timeout), info, timeout)
+
+    @property
+    def seq(self) -> int:
+        return self._transport.seq
+
+    def run(self, call: Call, timeout: float | None = None) -> None:
+        """Carries out one call and returns when this rank's side is done."""
+        self._transport.run(call, self.timeout if timeout is None else timeout)
+
+    def all_reduce_sparse(self, tensor: torch.Tensor, reduce_op: int, timeout: float | None = None) -> None:
+        all_reduce_sparse(self.info, lambda call: self.run(call, timeout), tensor, reduce_op)
+
+    def abort(self, reason: str = "") -> None:
+        self._transport.abort(reason)
+
+    def close(self) -> None:
+        self._transport.close()

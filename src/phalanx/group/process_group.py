@@ -1,0 +1,385 @@
+"""The adapter to torch.distributed: turns torch's many spellings of a call into one Call and hands it to the group.
+
+torch reaches these methods from Python (`dist.all_reduce`) with lists and an options object, from C++ (DDP, functional
+collectives) likewise, and users call them directly with single tensors and keyword arguments. The names are torch's own,
+old ones and new ones: a name that were missing would fall to C++ and fail there with an unclear message.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup as TorchProcessGroup
+from torch.distributed import ReduceOp, Store
+
+from phalanx.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+from phalanx.errors import GroupError, InvalidCall
+from phalanx.group.group import DEFAULT_TIMEOUT, Group
+from phalanx.group.torch_compat import OPTIONS_CLASSES, reduce_op_of, seconds_of
+from phalanx.group.work import Work
+from phalanx.types import Call, GroupInfo
+
+Tensor = torch.Tensor
+_CPU = torch.device("cpu")
+
+
+class ProcessGroup(TorchProcessGroup):
+    """A process group on one host.
+
+    Made by `init_process_group("phalanx")` and `new_group`, or directly from any torch Store that all ranks reach. The
+    constructor returns when all ranks have come.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        *,
+        name: str = "phalanx",
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise GroupError(
+                f"expected a rank in 0..{world_size - 1}, got {rank}",
+                group=name,
+                hint="give every process its own rank below world_size",
+            )
+        if timeout <= timedelta(0):
+            raise GroupError(
+                f"expected a timeout above zero, got {timeout}", group=name, hint="pass a positive timedelta"
+            )
+        super().__init__(rank, world_size)
+        self._store = store
+        self._info = GroupInfo(name, rank, world_size)
+        self._group = Group.join(store, self._info, timeout.total_seconds())
+        self._set_group_name(name)
+
+    # What the group is and how it ends.
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        return "phalanx"
+
+    def name(self) -> str:
+        return "phalanx"
+
+    def _get_backend_name(self) -> str:
+        return "phalanx"
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        """The group is its own backend: torch looks here for what a backend supports and for its options."""
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [_CPU]
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def get_group_store(self) -> Store:
+        return self._store
+
+    def _set_group_desc(self, desc: str) -> None:
+        super()._set_group_desc(desc)
+        # Errors name groups as people do; torch's names are numbers.
+        if desc and desc != "undefined":
+            self._info.name = desc
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._group.timeout = timeout.total_seconds()
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.set_timeout(timeout)
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Sequence numbers need no agreement: all ranks count from 1."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._group.seq
+
+    def abort(self) -> None:
+        """Ends all calls of the group, on every rank, with Aborted."""
+        self._group.abort("abort() was called")
+
+    def shutdown(self) -> None:
+        """Leaves the group. Idempotent; never waits."""
+        self._group.close()
+
+    # Collectives.
+
+    def _run(self, call: Call, timeout: timedelta | None, results: list[Tensor]) -> Work:
+        self._group.run(call, seconds_of(timeout))
+        return Work(results)
+
+    def allreduce(
+        self, tensors: list[Tensor] | Tensor, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+    ) -> Work:
+        reduce_op, factor, timeout = _reduction(opts, op, timeout)
+        tensor = self._only(tensors, "all_reduce")
+        try:
+            call = all_reduce.build(self._info, tensor, reduce_op, factor)
+        except InvalidCall as error:
+            if error.code != "INVALID:LAYOUT":
+                raise
+            self._group.all_reduce_sparse(tensor, reduce_op, seconds_of(timeout))
+            return Work([tensor])
+        return self._run(call, timeout, [tensor])
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        reduce_op, factor, timeout = _reduction(opts, None, None)
+        return self._run(all_reduce.build_coalesced(self._info, tensors, reduce_op, factor), timeout, tensors)
+
+    def reduce(
+        self,
+        tensors: list[Tensor] | Tensor,
+        opts: Any = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Work:
+        root, timeout, opts = _rooted(opts, root, timeout)
+        reduce_op, factor, timeout = _reduction(opts, op, timeout)
+        tensor = self._only(tensors, "reduce")
+        return self._run(reduce.build(self._info, tensor, root, reduce_op, factor), timeout, [tensor])
+
+    def broadcast(
+        self,
+        tensors: list[Tensor] | Tensor,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Work:
+        root, timeout, _ = _rooted(opts, root, timeout)
+        tensor = self._only(tensors, "broadcast")
+        return self._run(broadcast.build(self._info, tensor, root), timeout, [tensor])
+
+    def allgather(
+        self,
+        output_tensors: list[list[Tensor]] | list[Tensor],
+        input_tensors: list[Tensor] | Tensor | None = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        input_tensor: Tensor | None = None,
+    ) -> Work:
+        tensor = self._only(input_tensors if input_tensor is None else input_tensor, "all_gather")
+        outputs = self._only_list(output_tensors, "all_gather", "output_tensors")
+        return self._run(all_gather.build(self._info, outputs, tensor), _timeout(opts, timeout), outputs)
+
+    def all_gather_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        return self._run(all_gather.build_single(self._info, output, input), _timeout(opts, timeout), [output])
+
+    def allgather_coalesced(self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None) -> Work:
+        call = all_gather.build_coalesced(self._info, output_lists, input_list)
+        return self._run(call, _timeout(opts, None), [tensor for outputs in output_lists for tensor in outputs])
+
+    def all_gather_single_coalesced(
+        self, output_lists: list[Tensor], input_list: list[Tensor], opts: Any = None
+    ) -> Work:
+        call = all_gather.build_single_coalesced(self._info, output_lists, input_list)
+        return self._run(call, _timeout(opts, None), output_lists)
+
+    def gather(
+        self,
+        output_tensors: list[list[Tensor]] | list[Tensor],
+        input_tensors: list[Tensor] | Tensor | None = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        input_tensor: Tensor | None = None,
+        root: int | None = None,
+    ) -> Work:
+        root, timeout, _ = _rooted(opts, root, timeout)
+        tensor = self._only(input_tensors if input_tensor is None else input_tensor, "gather")
+        outputs = self._only_list(output_tensors, "gather", "output_tensors") if output_tensors else None
+        return self._run(gather.build(self._info, outputs, tensor, root), timeout, outputs or [])
+
+    def scatter(
+        self,
+        output_tensors: list[Tensor] | Tensor | None = None,
+        input_tensors: list[list[Tensor]] | list[Tensor] | None = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        output_tensor: Tensor | None = None,
+        root: int | None = None,
+    ) -> Work:
+        root, timeout, _ = _rooted(opts, root, timeout)
+        output = self._only(output_tensors if output_tensor is None else output_tensor, "scatter")
+        inputs = self._only_list(input_tensors, "scatter", "input_tensors") if input_tensors else None
+        return self._run(scatter.build(self._info, output, inputs, root), timeout, [output])
+
+    def reduce_scatter(
+        self,
+        output_tensors: list[Tensor] | Tensor,
+        input_tensors: list[list[Tensor]] | list[Tensor] | None = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
+        input_tensor: list[Tensor] | None = None,
+    ) -> Work:
+        reduce_op, factor, timeout = _reduction(opts, op, timeout)
+        output = self._only(output_tensors, "reduce_scatter")
+        inputs = self._only_list(
+            input_tensors if input_tensor is None else input_tensor, "reduce_scatter", "input_tensors"
+        )
+        return self._run(reduce_scatter.build(self._info, output, inputs, reduce_op, factor), timeout, [output])
+
+    def reduce_scatter_single(
+        self,
+        outputTensor: Tensor,  # noqa: N803 - torch's names
+        inputTensor: Tensor,  # noqa: N803
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
+    ) -> Work:
+        reduce_op, factor, timeout = _reduction(opts, op, timeout)
+        call = reduce_scatter.build_single(self._info, outputTensor, inputTensor, reduce_op, factor)
+        return self._run(call, timeout, [outputTensor])
+
+    def reduce_scatter_single_coalesced(
+        self,
+        outputTensors: list[Tensor],  # noqa: N803 - torch's names
+        inputTensors: list[Tensor],  # noqa: N803
+        opts: Any = None,
+    ) -> Work:
+        reduce_op, factor, timeout = _reduction(opts, None, None)
+        call = reduce_scatter.build_single_coalesced(self._info, outputTensors, inputTensors, reduce_op, factor)
+        return self._run(call, timeout, outputTensors)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002 - torch's name
+        output_split_sizes: list[int] | None = None,
+        input_split_sizes: list[int] | None = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        call = all_to_all.build_single(self._info, output, input, output_split_sizes or [], input_split_sizes or [])
+        return self._run(call, _timeout(opts, timeout), [output])
+
+    def alltoall(
+        self,
+        output: list[Tensor],
+        input: list[Tensor],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        return self._run(all_to_all.build(self._info, output, input), _timeout(opts, timeout), output)
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        return self._run(barrier.build(self._info), _timeout(opts, timeout), [])
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Calls are carried out as they come; there is nothing to collect."""
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        return Work([])
+
+    # Point to point.
+
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:  # noqa: N803 - torch's name
+        raise self._no_point_to_point("send")
+
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:  # noqa: N803 - torch's name
+        raise self._no_point_to_point("recv")
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
+        raise self._no_point_to_point("recv")
+
+    def _no_point_to_point(self, op: str) -> InvalidCall:
+        return InvalidCall(
+            "this version has no point to point communication",
+            code="INVALID:OP",
+            group=self._info.name,
+            rank=self._info.rank,
+            op=op,
+            hint="use a group of the backend 'gloo' for send and recv",
+        )
+
+    # Torch's lists of lists.
+
+    def _only(self, tensors: Any, op: str) -> Tensor:
+        """The one tensor of a call: torch passes it in a list, users often as it is."""
+        if isinstance(tensors, (list, tuple)):
+            if len(tensors) == 1:
+                return tensors[0]  # type: ignore[no-any-return]
+            raise self._bad_list(op, "a list of one tensor", f"one of {len(tensors)}")
+        return tensors  # type: ignore[no-any-return]
+
+    def _only_list(self, lists: Any, op: str, argument: str) -> list[Tensor]:
+        """The one list of tensors of a call: torch wraps it in another list."""
+        if not isinstance(lists, (list, tuple)):
+            raise self._bad_list(op, f"{argument} to be a list of tensors", type(lists).__name__)
+        if lists and isinstance(lists[0], (list, tuple)):
+            if len(lists) != 1:
+                raise self._bad_list(op, f"{argument} to hold one list of tensors", str(len(lists)))
+            return list(lists[0])
+        return list(lists)
+
+    def _bad_list(self, op: str, expected: str, actual: str) -> InvalidCall:
+        return InvalidCall(
+            f"expected {expected}, got {actual}",
+            code="INVALID:LIST",
+            group=self._info.name,
+            rank=self._info.rank,
+            op=op,
+            hint="pass one tensor a rank; several at once go through the coalesced calls",
+        )
+
+
+def _timeout(opts: Any, timeout: timedelta | None) -> timedelta | None:
+    """The timeout of a call: its own, or that of its options. Users may pass a timeout in the place of the options."""
+    if timeout is not None or opts is None:
+        return timeout
+    return opts if isinstance(opts, timedelta) else opts.timeout
+
+
+def _rooted(opts: Any, root: int | None, timeout: timedelta | None) -> tuple[int, timedelta | None, Any]:
+    """Root and timeout; what is left of `opts` may still hold a reduce op. Users may pass a root in its place."""
+    if opts is None:
+        return (0 if root is None else root), timeout, None
+    if isinstance(opts, int):
+        return opts, timeout, None
+    return (opts.rootRank if root is None else root), _timeout(opts, timeout), opts
+
+
+def _reduction(opts: Any, op: Any, timeout: timedelta | None) -> tuple[int, float, timedelta | None]:
+    """Reduce op, factor and timeout. Users may pass a reduce op in the place of the options."""
+    if isinstance(opts, OPTIONS_CLASSES):
+        reduce_op, factor = reduce_op_of(opts.reduceOp if op is None else op)
+        return reduce_op, factor, opts.timeout if timeout is None else timeout
+    chosen = op if op is not None else opts if opts is not None else ReduceOp.SUM
+    reduce_op, factor = reduce_op_of(chosen)
+    return reduce_op, factor, timeout

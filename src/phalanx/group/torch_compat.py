@@ -1,0 +1,55 @@
+"""torch's private names, gathered in one place: what changes between torch versions changes here."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOp,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+
+__all__ = ["OPTIONS_CLASSES", "ReduceOp", "reduce_op_of", "seconds_of"]
+
+OPTIONS_CLASSES = (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+
+_ZERO = timedelta(0)
+_PREMUL_SUM = int(ReduceOp.PREMUL_SUM)
+
+
+def seconds_of(timeout: timedelta | None) -> float | None:
+    """A timeout in seconds; None where torch's value means that none was given (its unset value is negative)."""
+    if timeout is None or timeout <= _ZERO:
+        return None
+    return timeout.total_seconds()
+
+
+def reduce_op_of(op: Any) -> tuple[int, float]:
+    """The number of a ReduceOp or RedOpType, and the factor of a PREMUL_SUM (1 for the others)."""
+    kind = getattr(op, "op", op)
+    number = int(kind)
+    if number != _PREMUL_SUM:
+        return number, 1.0
+    factor = getattr(op, "factor", 1.0)
+    return number, float(factor)

@@ -1,0 +1,211 @@
+"""How the ranks of a group find each other through a store and come to share one segment.
+
+1. Every rank says hello: who it is and which CPUs it may use.
+2. Rank 0 makes the segment, a memfd, and says where it is. Opening it through /proc is the probe whether two ranks share
+   a host: no name or variable is trusted for that.
+3. Every rank says whether it could open it. If one could not (another container, a hidden /proc), rank 0 tries once more
+   with a file in /dev/shm, which is unlinked as soon as all have answered.
+4. The last rank to leave removes the keys, so that the same store can serve the next group of that name.
+
+Every wait here ends: by arrival, by the group's or the store's timeout, whichever is shorter, or by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistStoreError, Store
+
+from phalanx import _native
+from phalanx.errors import CallTimeout, GroupError
+from phalanx.transports.shm import ShmTransport
+from phalanx.types import GroupInfo
+
+_SHM_FOLDER = Path("/dev/shm")
+_FILE_PREFIX = "phalanx-"
+# Between looks at signals while a store waits in C++.
+_WAIT_SLICE = timedelta(milliseconds=200)
+
+
+def join(store: Store, info: GroupInfo, timeout: float) -> ShmTransport:
+    """Meets the other ranks and returns this rank's end of their segment."""
+    if info.size > _native.MAX_RANKS:
+        raise GroupError(
+            f"expected at most {_native.MAX_RANKS} ranks, got {info.size}",
+            group=info.name,
+            rank=info.rank,
+            hint="divide the ranks into smaller groups",
+        )
+    meeting = _Meeting(store, info, timeout)
+    segment = meeting.open_segment()
+    meeting.tidy()
+    return ShmTransport(_native.Group(segment, info.rank), info)
+
+
+class _Meeting:
+    """One rank's side of the exchange."""
+
+    def __init__(self, store: Store, info: GroupInfo, timeout: float) -> None:
+        self._store = store
+        self._info = info
+        self._limit = min(timeout, store.timeout.total_seconds())
+        self._deadline = time.monotonic() + self._limit
+        self._keys: list[str] = []
+
+    def open_segment(self) -> _native.Segment:
+        self._say("hello", {"host": socket.gethostname(), "cpus": _native.affinity(), "quota": _native.cpu_quota()})
+        hellos = self._hear_all("hello")
+        nonce = os.urandom(16)
+        with self._made_memfd(hellos, nonce) as (where, own):
+            segment, problems = self._open("memfd", where, own)
+        if not problems and segment is not None:
+            return segment
+        with self._made_file(hellos, nonce) as (where, own):
+            segment, more_problems = self._open("file", where, own)
+        if not more_problems and segment is not None:
+            return segment
+        raise self._cannot_share(hellos, problems, more_problems)
+
+    def tidy(self) -> None:
+        """Removes what the exchange left in the store, once nobody will read it any more."""
+        if self._store.add("left", 1) == self._info.size:
+            for key in [*self._keys, "left"]:
+                # A store without removal keeps a few short keys: no harm, unless the group's name is used again.
+                with contextlib.suppress(RuntimeError, NotImplementedError):
+                    self._store.delete_key(key)
+
+    def _open(
+        self, way: str, where: dict[str, str] | None, own: _native.Segment | None
+    ) -> tuple[_native.Segment | None, dict[int, str]]:
+        """Opens the segment that rank 0 offers; also says which ranks could not, and why."""
+        segment, problem = own, ""
+        if self._info.rank == 0:
+            self._set(f"{way}/where", where)
+            problem = "" if own is not None else (where or {})["error"]
+        else:
+            offer = self._hear([f"{way}/where"])[0]
+            try:
+                if "error" in offer:
+                    raise OSError(offer["error"])
+                segment = _native.Segment.open(offer["path"], bytes.fromhex(offer["nonce"]))
+            except (OSError, RuntimeError) as error:
+                problem = str(error)
+        self._say(f"{way}/opened", problem)
+        answers = self._hear_all(f"{way}/opened")
+        return segment, {rank: answer for rank, answer in enumerate(answers) if answer}
+
+    @contextlib.contextmanager
+    def _made_memfd(
+        self, hellos: Sequence[dict[str, Any]], nonce: bytes
+    ) -> Iterator[tuple[dict[str, str] | None, _native.Segment | None]]:
+        if self._info.rank != 0:
+            yield None, None
+            return
+        try:
+            segment = _native.Segment.create_memfd(self._info.size, _tuning(hellos), nonce)
+        except (OSError, RuntimeError) as error:
+            yield {"error": str(error)}, None
+            return
+        try:
+            yield {"path": f"/proc/{os.getpid()}/fd/{segment.fd}", "nonce": nonce.hex()}, segment
+        finally:
+            segment.close_fd()
+
+    @contextlib.contextmanager
+    def _made_file(
+        self, hellos: Sequence[dict[str, Any]], nonce: bytes
+    ) -> Iterator[tuple[dict[str, str] | None, _native.Segment | None]]:
+        if self._info.rank != 0:
+            yield None, None
+            return
+        _remove_orphans()
+        path = _SHM_FOLDER / f"{_FILE_PREFIX}{nonce.hex()}"
+        try:
+            segment = _native.Segment.create_file(str(path), self._info.size, _tuning(hellos), nonce)
+        except (OSError, RuntimeError) as error:
+            yield {"error": str(error)}, None
+            return
+        try:
+            # Held until the file has no name any more: a file that nobody holds is an orphan.
+            fcntl.flock(segment.fd, fcntl.LOCK_EX)
+            yield {"path": str(path), "nonce": nonce.hex()}, segment
+        finally:
+            path.unlink(missing_ok=True)
+            segment.close_fd()
+
+    def _cannot_share(
+        self, hellos: Sequence[dict[str, Any]], memfd: dict[int, str], file: dict[int, str]
+    ) -> GroupError:
+        hosts = {hello["host"] for hello in hellos}
+        lines = ["the ranks do not share memory, and this version works between the processes of one host only"]
+        for rank in sorted(memfd.keys() | file.keys()):
+            lines.append(f"  rank {rank} (host {hellos[rank]['host']}):")
+            lines += [f"    {problem}" for problem in (memfd.get(rank), file.get(rank)) if problem]
+        if len(hosts) > 1:
+            hint = f"start all ranks on one host; these are on {len(hosts)}: {', '.join(sorted(hosts))}"
+        else:
+            hint = (
+                "start all ranks in one container and as one user, or let the containers share /dev/shm "
+                "(--ipc=host) or their processes (--pid=host)"
+            )
+        return GroupError(
+            "\n".join(lines), code="GROUP:NOT_SHARED", group=self._info.name, rank=self._info.rank, hint=hint
+        )
+
+    def _say(self, topic: str, value: Any) -> None:
+        self._set(f"{topic}/{self._info.rank}", value)
+
+    def _set(self, key: str, value: Any) -> None:
+        self._store.set(key, json.dumps(value))
+
+    def _hear_all(self, topic: str) -> list[Any]:
+        keys = [f"{topic}/{rank}" for rank in range(self._info.size)]
+        return self._hear(keys)
+
+    def _hear(self, keys: list[str]) -> list[Any]:
+        self._keys += keys
+        while True:
+            left = self._deadline - time.monotonic()
+            try:
+                self._store.wait(keys, min(_WAIT_SLICE, timedelta(seconds=max(left, 0.001))))
+                return [json.loads(value) for value in self._store.multi_get(keys)]
+            except DistStoreError as error:
+                if left > 0:
+                    continue
+                absent = [key.rpartition("/")[2] for key in keys if not self._store.check([key])]
+                ranks = ", ".join("0" if rank == "where" else rank for rank in absent)
+                raise CallTimeout(
+                    f"gave up after a timeout of {self._limit:g} s: rank(s) {ranks} did not come to make the group",
+                    group=self._info.name,
+                    rank=self._info.rank,
+                    op="new_group",
+                    hint="look whether these ranks were started, reach the same store and make the same groups in the "
+                    "same order",
+                ) from error
+
+
+def _tuning(hellos: Sequence[dict[str, Any]]) -> _native.Tuning:
+    cpus = len({cpu for hello in hellos for cpu in hello["cpus"]})
+    quotas = [hello["quota"] for hello in hellos if hello["quota"]]
+    return _native.tuning_for(len(hellos), min([cpus, *quotas]))
+
+
+def _remove_orphans() -> None:
+    """Unlinks files whose maker was killed between making and unlinking: nobody holds their lock."""
+    for path in _SHM_FOLDER.glob(f"{_FILE_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(fd)

@@ -1,0 +1,52 @@
+"""One pool of rank processes at a time: tests are ordered by group, and the next world size replaces the pool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from contract_pool import GROUPS, Pool
+
+BACKEND = os.environ.get("PHALANX_CONTRACT_BACKEND", "phalanx")
+
+
+class Pools:
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+        self._pool: Pool | None = None
+
+    def get(self, world_size: int) -> Pool:
+        if self._pool is None or self._pool.world_size != world_size or not self._pool.usable:
+            self.close()
+            self._pool = Pool(world_size, BACKEND, self._factory.mktemp(f"world{world_size}-"))
+        return self._pool
+
+    def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+
+@pytest.fixture(scope="session")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+    pools = Pools(tmp_path_factory)
+    yield pools
+    pools.close()
+
+
+@pytest.fixture(scope="session", params=GROUPS)
+def group(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def run(pools: Pools, group: str) -> Callable[..., list[Any]]:
+    """run(function, *args): what function(member, *args) returns on each rank of the group."""
+
+    def run(function: Callable[..., Any], *args: object) -> list[Any]:
+        return pools.get(GROUPS[group][0]).run(function, group, *args)
+
+    return run

@@ -1,0 +1,147 @@
+"""Which cases each form runs, and the runner that compares the backend with the meaning of the calls.
+
+Every reduce op of every dtype and every dtype that moves is run with no, one and an odd number of elements; a handful
+also with so many that a transport has to cut them. Arrangement in memory, sync or async, inference mode and so on are
+drawn for each case, the same in every process.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from contract_data import ARRANGEMENTS, UNCOMMON, difference
+from contract_forms import FORMS, Case, Target
+from contract_pool import Member
+from torch import Tensor
+
+from phalanx.collectives.reduction import (
+    AVG,
+    BXOR,
+    MAX,
+    MIN,
+    PREMUL_SUM,
+    PRODUCT,
+    REDUCE_OPS,
+    SUM,
+)
+from phalanx.types import DTYPE_CODES, GroupInfo
+
+__all__ = ["cases", "run_cases"]
+
+SMALL = (0, 1, 1037)
+LARGE = 400_003
+LARGE_BLOCK = 100_003  # where each rank has a block for every other
+ALL_REDUCTIONS = [(dtype, op) for dtype, ops in REDUCE_OPS.items() for op in sorted(ops)]
+SOME_REDUCTIONS = [
+    (torch.float32, SUM),
+    (torch.bfloat16, AVG),
+    (torch.float16, PRODUCT),
+    (torch.int64, MAX),
+    (torch.uint8, BXOR),
+    (torch.bool, SUM),
+    (torch.float64, PREMUL_SUM),
+    (torch.complex64, SUM),
+    (torch.float8_e4m3fn, MIN),
+]
+SOME_DTYPES = (torch.bool, torch.int16, torch.float32, torch.complex128, torch.bfloat16, torch.int64)
+REDUCES = ("all_reduce", "reduce", "reduce_scatter")
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
+HAS_IN_PLACE = ("all_gather", "all_gather single", "gather", "scatter", "reduce_scatter", "reduce_scatter single")
+# The forms of which every dtype, or every reduce op of every dtype, is run; of the others some are.
+THOROUGH = ("all_reduce", "reduce", "broadcast", "all_gather single", "reduce_scatter single", "all_to_all split")
+# torch.distributed passes these on as real numbers, and so refuses the product of complex ones.
+AS_REAL = ("all_reduce", "all_reduce coalesced", "all_reduce managed")
+WITH_GRAD = (torch.float32, torch.float64, torch.bfloat16)
+SHOWN = 12
+
+
+def cases(form: str, size: int) -> Iterator[Case]:
+    op = form.split()[0]
+    draw = random.Random(form)
+    seed = 0
+    for dtype, reduce_op, count in _work(form, op):
+        if reduce_op == PRODUCT and dtype.is_complex and form in AS_REAL:
+            continue
+        # Every root is due, but not every root of every case.
+        roots = [seed % size] if op in ROOTED else [-1]
+        if op in ROOTED and dtype is torch.float32:
+            roots = list(range(size))
+        for root in roots:
+            seed += 1
+            inference = draw.random() < 0.15
+            yield Case(
+                form,
+                dtype,
+                count,
+                reduce_op,
+                root,
+                into=draw.choice(ARRANGEMENTS),
+                of=draw.choice(ARRANGEMENTS),
+                in_place=form in HAS_IN_PLACE and draw.random() < 0.25,
+                async_op=draw.random() < 0.5,
+                inference=inference,
+                grad=not inference and dtype in WITH_GRAD and draw.random() < 0.15,
+                seed=seed,
+            )
+
+
+def run_cases(member: Member, form: str) -> tuple[int, list[str]]:
+    """The number of cases, and what went wrong in the first of those that failed."""
+    warnings.simplefilter("ignore")
+    num_cases = 0
+    failures = []
+    for case in cases(form, member.size):
+        num_cases += 1
+        member.note(str(case))
+        try:
+            with torch.inference_mode(case.inference):
+                problem = _run(member, case)
+        except Exception:
+            problem = traceback.format_exc()
+        if problem is not None and len(failures) < SHOWN:
+            failures.append(f"{case}\n    {problem}")
+    member.note(f"finished all cases of {form}")
+    return num_cases, failures
+
+
+def _work(form: str, op: str) -> Iterator[tuple[torch.dtype, int, int]]:
+    """(dtype, reduce op, count)"""
+    thorough = form in THOROUGH
+    large = LARGE if op in ("all_reduce", "reduce", "broadcast") else LARGE_BLOCK
+    if op in REDUCES:
+        reductions = ALL_REDUCTIONS if thorough else SOME_REDUCTIONS
+        yield from ((dtype, reduce_op, count) for dtype, reduce_op in reductions for count in SMALL)
+        yield from ((dtype, reduce_op, large) for dtype, reduce_op in SOME_REDUCTIONS)
+    else:
+        dtypes = (*DTYPE_CODES, *UNCOMMON) if thorough else SOME_DTYPES
+        yield from ((dtype, -1, count) for dtype in dtypes for count in SMALL)
+        yield from ((dtype, -1, large) for dtype in (torch.float32, torch.uint8, torch.complex64))
+
+
+def _run(member: Member, case: Case) -> str | None:
+    form = FORMS[case.form]
+    ranks = range(member.size)
+    mine = form.make(case, member.rank, member.size)
+    form.call(case, Target(member.group, member.rank, member.size), mine)
+
+    everyones = [form.make(case, rank, member.size) for rank in ranks]
+    calls = [form.build(case, GroupInfo("oracle", rank, member.size), everyones[rank]) for rank in ranks]
+    calls[0].meaning(calls)
+    for i, (got, expected) in enumerate(zip(_flatten(mine), _flatten(everyones[member.rank]), strict=True)):
+        problem = difference(got, expected, nan_is_nan=case.reduce_op >= 0)
+        if problem is not None:
+            return f"tensor {i} of the arguments: {problem}"
+    return None
+
+
+def _flatten(args: Any) -> Iterator[Tensor]:
+    if isinstance(args, list):
+        for arg in args:
+            yield from _flatten(arg)
+    elif args is not None:
+        yield args
