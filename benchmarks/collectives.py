@@ -117,7 +117,7 @@ def _as_group(group: object) -> dist.ProcessGroup:
 
 def _effort(size: int, quick: bool) -> Effort:
     calls = 20 if size <= 4 * MIB else 5 if size <= 16 * MIB else 2
-    return Effort(calls, 3, 5, 0.3) if quick else Effort(calls, 5, 31, 1.0)
+    return Effort(calls, 3, 5, 0.3) if quick else Effort(calls, 5, 31, 0.8)
 
 
 def _has_same_answer(

@@ -14,7 +14,6 @@ import math
 import os
 import pickle
 import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 DEFAULT_BACKEND = "phalanx"
+BUSY_LOAD = 0.5
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,9 @@ class Benchmark:
 def main(description: str | None, *benchmarks: Benchmark) -> int:
     """Run benchmarks from the command line; returns the exit code."""
     options = _parse(description, benchmarks)
+    machine = _machine()
+    if machine["load"] > BUSY_LOAD:
+        print(f"This machine is busy (load {machine['load']:.1f}): expect wide intervals.", file=sys.stderr)
     try:
         results = {benchmark.name: benchmark.measure(options) for benchmark in benchmarks}
     except KeyboardInterrupt:
@@ -71,7 +74,7 @@ def main(description: str | None, *benchmarks: Benchmark) -> int:
     print_table("Targets", ["target", "measured", ""], [[t.promise, t.measured, t.verdict] for t in targets])
     if options.json:
         numbers = {name: result.numbers for name, result in results.items()}
-        options.json.write_text(json.dumps({"machine": _machine(), **numbers}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"machine": machine, **numbers}, indent=1) + "\n")
     return int(options.check and any(target.met is False for target in targets))
 
 
@@ -91,9 +94,10 @@ def _parse(description: str | None, benchmarks: Iterable[Benchmark]) -> argparse
     return options
 
 
-def _machine() -> dict[str, object]:
+def _machine() -> dict[str, Any]:
     return {
         "cpus": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -195,10 +199,6 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     while depth < (n + 1) // 2 and 2 * sum(math.comb(n, i) for i in range(depth + 1)) / 2**n <= 1 - confidence:
         depth += 1
     return ordered[depth - 1], ordered[n - depth]
-
-
-def median_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    return statistics.median(values), *median_interval(values)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

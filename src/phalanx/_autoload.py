@@ -1,5 +1,8 @@
-"""Registers the backend. Loaded by every `import torch` in an environment that has Phalanx, so it must be quick and must
-never fail: whatever goes wrong is logged, and the error comes when the backend is asked for."""
+"""Registers the backend.
+
+Loaded by every `import torch` in an environment that has Phalanx, so it must be quick and must never fail: whatever
+goes wrong is logged, and the error comes when the backend is asked for.
+"""
 
 from __future__ import annotations
 

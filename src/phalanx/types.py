@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, though torch's stubs do not say so
 
-__all__ = ["DTYPE_CODES", "NO_REDUCE_OP", "NO_ROOT", "REDUCE_OP_NAMES", "Blocks", "Call", "GroupInfo"]
+__all__ = ["DTYPE_CODES", "NO_REDUCE_OP", "NO_ROOT", "REDUCE_OP_NAMES", "Blocks", "Call", "GroupInfo", "Store"]
 
 # The native core's numbering (_core/kernels.hpp). A dtype that is not here moves as bytes and can't be reduced.
 DTYPE_CODES: dict[torch.dtype, int] = {
@@ -82,7 +83,7 @@ class Blocks:
             each = len(self.tensors) // self.num
             return [self.tensors[b * each : (b + 1) * each] for b in range(self.num)]
         if self.sizes is not None:
-            return [[part] for part in self.tensors[0].view(-1).split(self.sizes)]
+            return [[part] for part in torch.split(self.tensors[0].view(-1), self.sizes)]
         if self.num == 1:
             return [self.tensors]
         cut = [tensor.view(self.num, -1) for tensor in self.tensors]

@@ -54,8 +54,9 @@ ROOTED = ("reduce", "broadcast", "gather", "scatter")
 HAS_IN_PLACE = ("all_gather", "all_gather single", "gather", "scatter", "reduce_scatter", "reduce_scatter single")
 # The forms of which every dtype, or every reduce op of every dtype, is run; of the others some are.
 THOROUGH = ("all_reduce", "reduce", "broadcast", "all_gather single", "reduce_scatter single", "all_to_all split")
-# torch.distributed passes these on as real numbers, and so refuses the product of complex ones.
-AS_REAL = ("all_reduce", "all_reduce coalesced", "all_reduce managed")
+# torch.distributed passes complex numbers on as such here. Elsewhere they become real ones, which rules out products
+# and lazy conjugation.
+AS_COMPLEX = ("reduce", "gather", "reduce_scatter")
 WITH_GRAD = (torch.float32, torch.float64, torch.bfloat16)
 SHOWN = 12
 
@@ -65,7 +66,7 @@ def cases(form: str, size: int) -> Iterator[Case]:
     draw = random.Random(form)
     seed = 0
     for dtype, reduce_op, count in _work(form, op):
-        if reduce_op == PRODUCT and dtype.is_complex and form in AS_REAL:
+        if reduce_op == PRODUCT and dtype.is_complex and op not in AS_COMPLEX:
             continue
         # Every root is due, but not every root of every case.
         roots = [seed % size] if op in ROOTED else [-1]
@@ -74,18 +75,20 @@ def cases(form: str, size: int) -> Iterator[Case]:
         for root in roots:
             seed += 1
             inference = draw.random() < 0.15
+            grad = not inference and dtype in WITH_GRAD and draw.random() < 0.15
+            arrangements = (*ARRANGEMENTS, "lazy") if not grad and _may_be_lazy(op, dtype) else ARRANGEMENTS
             yield Case(
                 form,
                 dtype,
                 count,
                 reduce_op,
                 root,
-                into=draw.choice(ARRANGEMENTS),
-                of=draw.choice(ARRANGEMENTS),
+                into=draw.choice(arrangements),
+                of=draw.choice(arrangements),
                 in_place=form in HAS_IN_PLACE and draw.random() < 0.25,
                 async_op=draw.random() < 0.5,
                 inference=inference,
-                grad=not inference and dtype in WITH_GRAD and draw.random() < 0.15,
+                grad=grad,
                 seed=seed,
             )
 
@@ -121,6 +124,10 @@ def _work(form: str, op: str) -> Iterator[tuple[torch.dtype, int, int]]:
         dtypes = (*DTYPE_CODES, *UNCOMMON) if thorough else SOME_DTYPES
         yield from ((dtype, -1, count) for dtype in dtypes for count in SMALL)
         yield from ((dtype, -1, large) for dtype in (torch.float32, torch.uint8, torch.complex64))
+
+
+def _may_be_lazy(op: str, dtype: torch.dtype) -> bool:
+    return dtype in (torch.float32, torch.float64) or (dtype.is_complex and op in AS_COMPLEX)
 
 
 def _run(member: Member, case: Case) -> str | None:

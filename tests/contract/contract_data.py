@@ -30,8 +30,15 @@ def values(dtype: torch.dtype, count: int, lane: int, seed: int) -> Tensor:
 
 
 def arrange(flat: Tensor, arrangement: str) -> Tensor:
-    """The same values in the same logical order, placed otherwise in memory. One element may become zero-dim."""
+    """The same values in the same logical order, placed otherwise in memory. One element may become zero-dim.
+
+    "lazy" is for complex numbers, float32 and float64: memory holds their conjugates or negatives.
+    """
     count = flat.numel()
+    if arrangement == "lazy":
+        if flat.is_complex():
+            return flat.conj().resolve_conj().conj()
+        return torch.complex(flat, -flat).conj().imag
     if arrangement == "flat" or flat.dtype not in DTYPE_CODES:
         return flat
     if arrangement == "shifted":
@@ -89,7 +96,7 @@ def _period(dtype: torch.dtype, lane: int) -> Tensor:
 
 
 def _parts(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
     return torch.view_as_real(flat).flatten() if flat.is_complex() else flat
 
 

@@ -258,6 +258,16 @@ def test_outputs_may_require_grad_or_belong_to_inference_mode() -> None:
     assert tensors[1].is_leaf
 
 
+def test_lazily_conjugated_and_negated_tensors() -> None:
+    conjugated = [torch.tensor([1 + 2j, 3 - 1j]).conj(), torch.zeros(2, dtype=torch.complex64).conj()]
+    run(lambda i: all_reduce.build(i, conjugated[i.rank], SUM), size=2)
+    assert lists(conjugated) == [[1 - 2j, 3 + 1j]] * 2
+    assert conjugated[1].is_conj()
+    negated = [torch.tensor([1 + 2j]).conj().imag, torch.tensor([1 + 5j]).conj().imag]
+    run(lambda i: broadcast.build(i, negated[i.rank], 0), size=2)
+    assert lists(negated) == [[-2.0]] * 2
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_empty_tensors(size: int) -> None:
     empty = torch.zeros(0, 3)

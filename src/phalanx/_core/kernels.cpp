@@ -21,18 +21,13 @@ struct Variant {
   const char* name;
 };
 
-bool baseline_demanded() noexcept {
-  const char* value = std::getenv("PHALANX_KERNELS");
-  return value != nullptr && std::string_view(value) == "baseline";
-}
-
 Variant choose_variant() noexcept {
 #if PHALANX_HAVE_AVX2
-  if (!baseline_demanded() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+  const char* demanded = std::getenv("PHALANX_KERNELS");
+  const bool baseline = demanded != nullptr && std::string_view(demanded) == "baseline";
+  if (!baseline && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
     return {&kAvx2Kernels, "avx2"};
   }
-#else
-  static_cast<void>(baseline_demanded);
 #endif
   return {&kBaselineKernels, "baseline"};
 }

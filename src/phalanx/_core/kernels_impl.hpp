@@ -1,8 +1,8 @@
 // The kernels of one variant: loops over the elements, and the table of all of them.
 //
-// This file and what it includes are compiled once a variant, with other flags each time. Were a function in them
-// visible to the linker, it could take the copy with AVX2 instructions for the baseline too. So everything is in an
-// anonymous namespace, and no function of the standard library is called.
+// This file and what it includes are compiled once a variant, with other flags each time. A function that the linker
+// sees in both could come with AVX2 instructions and be called by the baseline. So everything is in an anonymous
+// namespace, and no function of the standard library is called.
 //
 // Two ways, one result:
 //   - a dtype that accumulates in itself and has up to kPassSources sources takes one pass over all elements;
@@ -12,7 +12,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "kernel_table.hpp"
 #include "reduce_rules.hpp"

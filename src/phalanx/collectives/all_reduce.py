@@ -36,9 +36,8 @@ def build(info: GroupInfo, tensor: Tensor, reduce_op: int, factor: float = 1.0) 
         )
         count = tensor.numel()
     except AttributeError:
-        plain, count = False, 0
-    # A lazily negated view is contiguous only if it has one element.
-    if not plain or (count == 1 and tensor.is_neg()):
+        plain = False
+    if not plain:
         count = check_tensor(info, "all_reduce", "tensor", tensor, written=True)
         check_reduction(info, "all_reduce", dtype, reduce_op, factor)
     blocks = Blocks([tensor])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from phalanx.collectives.reduction import PREMUL_SUM, REDUCE_OPS
 from phalanx.errors import InvalidCall
-from phalanx.types import DTYPE_CODES, REDUCE_OP_NAMES, GroupInfo
+from phalanx.types import REDUCE_OP_NAMES, GroupInfo
 
 __all__ = [
     "PLAIN_REDUCTIONS",
@@ -32,12 +32,8 @@ __all__ = [
 _STRIDED = torch.strided
 # Several elements share a byte, so that numel and itemsize do not give the number of bytes.
 _PACKED = frozenset({torch.quint4x2, torch.quint2x4})
-# Complex tensors may be conjugated lazily: they always take the long way.
-_PLAIN = frozenset(dtype for dtype in DTYPE_CODES if not dtype.is_complex)
-# (dtype, reduce op) where neither the factor nor a lazy conjugation has to be looked at.
-PLAIN_REDUCTIONS = frozenset(
-    (dtype, reduce_op) for dtype in _PLAIN for reduce_op in REDUCE_OPS.get(dtype, ()) if reduce_op != PREMUL_SUM
-)
+# (dtype, reduce op) where no factor has to be looked at.
+PLAIN_REDUCTIONS = frozenset((dtype, op) for dtype, ops in REDUCE_OPS.items() for op in ops if op != PREMUL_SUM)
 
 
 def fail(info: GroupInfo, op: str, code: str, message: str, hint: str) -> NoReturn:
@@ -171,11 +167,9 @@ def hash_layout(blocks: Sequence[Sequence[int]], tensors: Sequence[Tensor] = ())
 def _plain_numel(tensor: Any) -> int:
     """The number of elements, or -1 where a closer look is due."""
     try:
-        if tensor.layout is _STRIDED and tensor.is_cpu and tensor.is_contiguous() and tensor.dtype in _PLAIN:
+        if tensor.layout is _STRIDED and tensor.is_cpu and tensor.is_contiguous() and tensor.dtype not in _PACKED:
             numel: int = tensor.numel()
-            # A lazily negated view is contiguous only if it has one element.
-            if numel != 1 or not tensor.is_neg():
-                return numel
+            return numel
     except AttributeError:
         pass
     return -1
@@ -234,15 +228,6 @@ def _diagnose(info: GroupInfo, op: str, name: str, tensor: Any, written: bool) -
             "DTYPE",
             f"expected {name} of whole bytes an element, got {tensor.dtype}",
             f"move {name}.int_repr() instead",
-        )
-    if tensor.is_conj() or tensor.is_neg():
-        kind, resolve = ("conjugated", "conj") if tensor.is_conj() else ("negated", "neg")
-        fail(
-            info,
-            op,
-            "LAYOUT",
-            f"expected the values of {name} in memory, got a lazily {kind} view",
-            f"pass {name}.resolve_{resolve}()",
         )
     if written and _overlaps_itself(tensor):
         fail(

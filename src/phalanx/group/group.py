@@ -5,12 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 import torch
-from torch.distributed import Store
 
 from phalanx.group.sparse import all_reduce_sparse
 from phalanx.transports.base import Transport
 from phalanx.transports.rendezvous import join
-from phalanx.types import Call, GroupInfo
+from phalanx.types import Call, GroupInfo, Store
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 

@@ -1,9 +1,12 @@
 """The adapter to torch.distributed: turns torch's many spellings of a call into one Call and hands it to the group.
 
 torch reaches these methods from Python (`dist.all_reduce`) with lists and an options object, from C++ (DDP, functional
-collectives) likewise, and users call them directly with single tensors and keyword arguments. The names are torch's own,
-old ones and new ones: a name that were missing would fall to C++ and fail there with an unclear message.
+collectives) likewise, and users call them directly with single tensors and keyword arguments. The names are torch's
+own, old ones and new ones: a name that were missing would fall to C++ and fail there with an unclear message.
 """
+
+# torch's stubs give every spelling of a method as an overload; one method here takes them all.
+# mypy: disable-error-code="override, assignment"
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup as TorchProcessGroup
-from torch.distributed import ReduceOp, Store
+from torch.distributed import ReduceOp
 
 from phalanx.collectives import (
     all_gather,
@@ -27,9 +30,9 @@ from phalanx.collectives import (
 )
 from phalanx.errors import GroupError, InvalidCall
 from phalanx.group.group import DEFAULT_TIMEOUT, Group
-from phalanx.group.torch_compat import OPTIONS_CLASSES, reduce_op_of, seconds_of
+from phalanx.group.torch_compat import GroupName, reduce_op_of, seconds_of
 from phalanx.group.work import Work
-from phalanx.types import Call, GroupInfo
+from phalanx.types import Call, GroupInfo, Store
 
 Tensor = torch.Tensor
 _CPU = torch.device("cpu")
@@ -61,15 +64,16 @@ class ProcessGroup(TorchProcessGroup):
             raise GroupError(
                 f"expected a timeout above zero, got {timeout}", group=name, hint="pass a positive timedelta"
             )
-        super().__init__(rank, world_size)
+        super().__init__(rank, world_size)  # type: ignore[call-arg]
         self._store = store
         self._info = GroupInfo(name, rank, world_size)
         self._group = Group.join(store, self._info, timeout.total_seconds())
-        self._set_group_name(name)
+        self._name = name
+        self._desc = "undefined"
 
     # What the group is and how it ends.
 
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+    def getBackendName(self) -> str:
         return "phalanx"
 
     def name(self) -> str:
@@ -93,11 +97,30 @@ class ProcessGroup(TorchProcessGroup):
     def get_group_store(self) -> Store:
         return self._store
 
+    # torch keeps a group's name in its C++ backends, of which this group has none.
+
+    @property
+    def group_name(self) -> GroupName:
+        return GroupName(self._name)
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    def _set_group_name(self, name: GroupName) -> None:
+        self._name = str(name)
+
     def _set_group_desc(self, desc: str) -> None:
-        super()._set_group_desc(desc)
+        self._desc = desc
         # Errors name groups as people do; torch's names are numbers.
         if desc and desc != "undefined":
             self._info.name = desc
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        return self._desc
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._group.timeout = timeout.total_seconds()
@@ -250,8 +273,8 @@ class ProcessGroup(TorchProcessGroup):
 
     def reduce_scatter_single(
         self,
-        outputTensor: Tensor,  # noqa: N803 - torch's names
-        inputTensor: Tensor,  # noqa: N803
+        outputTensor: Tensor,
+        inputTensor: Tensor,
         opts: Any = None,
         timeout: timedelta | None = None,
         *,
@@ -263,8 +286,8 @@ class ProcessGroup(TorchProcessGroup):
 
     def reduce_scatter_single_coalesced(
         self,
-        outputTensors: list[Tensor],  # noqa: N803 - torch's names
-        inputTensors: list[Tensor],  # noqa: N803
+        outputTensors: list[Tensor],
+        inputTensors: list[Tensor],
         opts: Any = None,
     ) -> Work:
         reduce_op, factor, timeout = _reduction(opts, None, None)
@@ -274,7 +297,7 @@ class ProcessGroup(TorchProcessGroup):
     def all_to_all_single(
         self,
         output: Tensor,
-        input: Tensor,  # noqa: A002 - torch's name
+        input: Tensor,
         output_split_sizes: list[int] | None = None,
         input_split_sizes: list[int] | None = None,
         opts: Any = None,
@@ -309,10 +332,10 @@ class ProcessGroup(TorchProcessGroup):
 
     # Point to point.
 
-    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:  # noqa: N803 - torch's name
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
         raise self._no_point_to_point("send")
 
-    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:  # noqa: N803 - torch's name
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
         raise self._no_point_to_point("recv")
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
@@ -377,9 +400,10 @@ def _rooted(opts: Any, root: int | None, timeout: timedelta | None) -> tuple[int
 
 def _reduction(opts: Any, op: Any, timeout: timedelta | None) -> tuple[int, float, timedelta | None]:
     """Reduce op, factor and timeout. Users may pass a reduce op in the place of the options."""
-    if isinstance(opts, OPTIONS_CLASSES):
-        reduce_op, factor = reduce_op_of(opts.reduceOp if op is None else op)
-        return reduce_op, factor, opts.timeout if timeout is None else timeout
-    chosen = op if op is not None else opts if opts is not None else ReduceOp.SUM
-    reduce_op, factor = reduce_op_of(chosen)
+    chosen = getattr(opts, "reduceOp", None)
+    if chosen is not None:
+        timeout = opts.timeout if timeout is None else timeout
+    elif opts is not None:
+        chosen = opts
+    reduce_op, factor = reduce_op_of(op if op is not None else chosen if chosen is not None else ReduceOp.SUM)
     return reduce_op, factor, timeout

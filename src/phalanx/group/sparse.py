@@ -1,4 +1,4 @@
-"""all_reduce of sparse COO tensors, composed of dense calls: every rank gathers all indices and values and adds them up."""
+"""all_reduce of sparse COO tensors, composed of dense calls: every rank gathers all entries and adds them up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def all_reduce_sparse(info: GroupInfo, run: Callable[[Call], None], tensor: torc
         run(all_gather.build(info, values, own.values()))
         total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), own.shape, check_invariants=False)
         total = total.coalesce()
-        tensor.detach().copy_(total / info.size if reduce_op == _AVG else total)
+        tensor.copy_(total / info.size if reduce_op == _AVG else total)
 
 
 def _gather_counts(info: GroupInfo, run: Callable[[Call], None], own: torch.Tensor) -> list[int]:

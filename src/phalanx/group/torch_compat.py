@@ -5,37 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    GatherOptions,
-    ReduceOp,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-)
+from torch._C._distributed_c10d import ReduceOp
+from torch.distributed.distributed_c10d import GroupName
 
-__all__ = ["OPTIONS_CLASSES", "ReduceOp", "reduce_op_of", "seconds_of"]
-
-OPTIONS_CLASSES = (
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    GatherOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-)
+__all__ = ["GroupName", "reduce_op_of", "seconds_of"]
 
 _ZERO = timedelta(0)
-_PREMUL_SUM = int(ReduceOp.PREMUL_SUM)
+_PREMUL_SUM: int = ReduceOp.PREMUL_SUM.value
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:

@@ -1,10 +1,10 @@
 """How the ranks of a group find each other through a store and come to share one segment.
 
 1. Every rank says hello: who it is and which CPUs it may use.
-2. Rank 0 makes the segment, a memfd, and says where it is. Opening it through /proc is the probe whether two ranks share
-   a host: no name or variable is trusted for that.
-3. Every rank says whether it could open it. If one could not (another container, a hidden /proc), rank 0 tries once more
-   with a file in /dev/shm, which is unlinked as soon as all have answered.
+2. Rank 0 makes the segment, a memfd, and says where it is. Opening it through /proc is the probe whether two ranks
+   share a host: no name or variable is trusted for that.
+3. Every rank says whether it could open it. If one could not (another container, a hidden /proc), rank 0 tries once
+   more with a file in /dev/shm, which is unlinked as soon as all have answered.
 4. The last rank to leave removes the keys, so that the same store can serve the next group of that name.
 
 Every wait here ends: by arrival, by the group's or the store's timeout, whichever is shorter, or by Ctrl-C.
@@ -23,12 +23,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import DistStoreError, Store
+from torch.distributed import DistStoreError
 
 from phalanx import _native
 from phalanx.errors import CallTimeout, GroupError
 from phalanx.transports.shm import ShmTransport
-from phalanx.types import GroupInfo
+from phalanx.types import GroupInfo, Store
 
 _SHM_FOLDER = Path("/dev/shm")
 _FILE_PREFIX = "phalanx-"
@@ -57,7 +57,7 @@ class _Meeting:
     def __init__(self, store: Store, info: GroupInfo, timeout: float) -> None:
         self._store = store
         self._info = info
-        self._limit = min(timeout, store.timeout.total_seconds())
+        self._limit = min(timeout, _timeout_of(store))
         self._deadline = time.monotonic() + self._limit
         self._keys: list[str] = []
 
@@ -191,6 +191,11 @@ class _Meeting:
                     hint="look whether these ranks were started, reach the same store and make the same groups in the "
                     "same order",
                 ) from error
+
+
+def _timeout_of(store: Store) -> float:
+    timeout: timedelta = store.timeout  # type: ignore[attr-defined]  # missing in torch's stubs
+    return timeout.total_seconds()
 
 
 def _tuning(hellos: Sequence[dict[str, Any]]) -> _native.Tuning:

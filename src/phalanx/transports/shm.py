@@ -1,16 +1,16 @@
-"""Shared memory between the processes of one host: turns calls into requests to the native core, and its failures into
-exceptions. `rendezvous` makes the segment."""
+"""Shared memory between the processes of one host: turns calls into requests to the native core.
+
+`rendezvous` makes the segment, `failures` turns what went wrong into exceptions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
 from phalanx import _native
-from phalanx.errors import Aborted, CallTimeout, GroupError, Mismatch, PeerLost
-from phalanx.transports.signatures import Signature, compare
+from phalanx.transports import failures
 from phalanx.types import DTYPE_CODES, Blocks, Call, GroupInfo
 
 _OP_NUMBERS = {name: number for number, name in enumerate(_native.OPS)}
@@ -84,10 +84,9 @@ class ShmTransport:
             assert inputs is not None
             inputs = _like(inputs, [tensor.clone() for tensor in inputs.tensors])
             spans_in = _spans(inputs)
-        group = self._group
-        if group is None:
-            raise _left(self._info, call.op)
-        status = group.run(
+        if self._group is None:
+            self._raise(call, _native.FAILED, timeout)
+        status = self._group.run(
             _OP_NUMBERS[call.op],
             call.reduce_op,
             call.root,
@@ -108,91 +107,11 @@ class ShmTransport:
                     tensor.copy_(copy)
 
     def _raise(self, call: Call, status: int, timeout: float) -> NoReturn:
-        group, info = self._group, self._info
-        if group is None:
-            raise _left(info, call.op)
-        if status == _native.FORKED:
-            raise GroupError(
-                "this process is a fork of the one that made the group, which does not go along",
-                code="GROUP:FORKED",
-                group=info.name,
-                rank=info.rank,
-                op=call.op,
-                hint="make the group in the child, or start ranks with spawn",
-            )
-        raise _explain(group, info, call.op, status == _native.WAS_BROKEN, timeout)
+        raise failures.explain(self._group, self._info, call.op, status, timeout)
 
 
 def _closed(*_: object) -> int:
     return _native.FAILED
-
-
-def _left(info: GroupInfo, op: str) -> GroupError:
-    return GroupError(
-        "the group was destroyed on this rank",
-        code="GROUP:CLOSED",
-        group=info.name,
-        rank=info.rank,
-        op=op,
-        hint="make a new group, or move this call before destroy_process_group()",
-    )
-
-
-def _explain(
-    group: _native.Group, info: GroupInfo, op: str, was_broken: bool, timeout: float
-) -> Mismatch | CallTimeout | PeerLost | Aborted:
-    """The exception for the group's failure, which this rank or a peer has found."""
-    failure = group.failure()
-    kind, finder, seq = failure["kind"], failure["rank"], failure["seq"]
-    here = {"group": info.name, "rank": info.rank, "op": op, "seq": group.seq + 1 if was_broken else group.seq}
-    broken = "the group is broken since " if was_broken else ""
-    if kind == _native.FAILURE_MISMATCH:
-        return _mismatch(group, info, failure, broken)
-    if kind == _native.FAILURE_TIMEOUT:
-        missing = _ranks(failure["missing"], failure["num_missing"])
-        if finder == info.rank and not was_broken:
-            message = f"gave up after a timeout of {timeout:g} s: {missing} did not come"
-        else:
-            message = f"{broken}rank {finder} gave up on seq {seq} after its timeout ran out: {missing} did not come"
-        return CallTimeout(
-            message, **here, hint=f"look at what {missing} did instead; if it was only slow, raise the group's timeout"
-        )
-    if kind == _native.FAILURE_LEFT:
-        return PeerLost(
-            f"{broken}rank {failure['peer']} destroyed the group while rank {finder} still waited for it in seq {seq}",
-            **here,
-            hint=f"let rank {failure['peer']} make as many calls as the others before it destroys the group",
-        )
-    who = "a rank" if finder < 0 else "this rank" if finder == info.rank else f"rank {finder}"
-    return Aborted(
-        f"{broken}{who} aborted it: {failure['text'] or 'abort() was called'}",
-        **here,
-        hint="make a new group; the first error on the rank that aborted tells why",
-    )
-
-
-def _mismatch(group: _native.Group, info: GroupInfo, failure: dict[str, Any], broken: str) -> Mismatch:
-    finder, peer, seq = failure["rank"], failure["peer"], failure["seq"]
-    mine, theirs = (Signature.from_native(group.describe(rank, seq)) for rank in (finder, peer))
-    field, detail = compare(mine, theirs, seq, failure["text"])
-    return Mismatch(
-        f"{broken}ranks {finder} and {peer} disagree{detail}\n"
-        f"  rank {finder}: {mine.describe(seq)}\n"
-        f"  rank {peer}: {theirs.describe(seq)}",
-        code=f"MISMATCH:{field}",
-        group=info.name,
-        rank=info.rank,
-        op=mine.op,
-        seq=seq,
-        hint="make both ranks issue the same calls in the same order; the group can't be used any more",
-    )
-
-
-def _ranks(ranks: Sequence[int], total: int) -> str:
-    listed = ", ".join(map(str, ranks))
-    if total > len(ranks):
-        listed += f" and {total - len(ranks)} more"
-    return f"rank {listed}" if total == 1 else f"ranks {listed}"
 
 
 def _like(blocks: Blocks, tensors: list[torch.Tensor]) -> Blocks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from phalanx import _native
 from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, NO_ROOT, REDUCE_OP_NAMES
@@ -11,7 +11,8 @@ _DTYPE_NAMES = {code: str(dtype).removeprefix("torch.") for dtype, code in DTYPE
 _DTYPE_NAMES[0] = "bytes"
 
 
-class Signature(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Signature:
     """The part of a call that must agree across ranks."""
 
     seq: int
