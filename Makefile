@@ -26,7 +26,7 @@ $(VENV)/.built: $(VENV)/.tools CMakeLists.txt $(CXX_SOURCES)
 build: $(VENV)/.built ## make .venv and build the native core
 
 demo: build ## train a small model with DDP on 4 ranks, then compare collective times with Gloo's
-	@$(BIN)/torchrun --standalone --nproc-per-node 4 examples/train_ddp.py
+	@$(BIN)/python examples/train_ddp.py --ranks 4
 
 test: build ## run the test suite
 	@$(BIN)/python -m pytest

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from contract_pool import GROUPS, Pool
-
-BACKEND = os.environ.get("PHALANX_CONTRACT_BACKEND", "phalanx")
 
 
 class Pools:
@@ -20,7 +17,7 @@ class Pools:
     def get(self, world_size: int) -> Pool:
         if self._pool is None or self._pool.world_size != world_size or not self._pool.usable:
             self.close()
-            self._pool = Pool(world_size, BACKEND, self._factory.mktemp(f"world{world_size}-"))
+            self._pool = Pool(world_size, "phalanx", self._factory.mktemp(f"world{world_size}-"))
         return self._pool
 
     def close(self) -> None:

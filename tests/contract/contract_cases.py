@@ -11,6 +11,7 @@ import random
 import traceback
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from phalanx.collectives.reduction import (
 )
 from phalanx.types import DTYPE_CODES, GroupInfo
 
-__all__ = ["cases", "run_cases"]
+__all__ = ["cases", "run_bursts", "run_cases"]
 
 SMALL = (0, 1, 1037)
 LARGE = 400_003
@@ -59,6 +60,8 @@ THOROUGH = ("all_reduce", "reduce", "broadcast", "all_gather single", "reduce_sc
 AS_COMPLEX = ("reduce", "gather", "reduce_scatter")
 WITH_GRAD = (torch.float32, torch.float64, torch.bfloat16)
 SHOWN = 12
+BURST = 40
+BURST_COUNTS = (0, 1, 7, 1037, 1037, 20_011, 70_001)
 
 
 def cases(form: str, size: int) -> Iterator[Case]:
@@ -97,19 +100,45 @@ def run_cases(member: Member, form: str) -> tuple[int, list[str]]:
     """The number of cases, and what went wrong in the first of those that failed."""
     warnings.simplefilter("ignore")
     num_cases = 0
-    failures = []
+    failures: list[str] = []
     for case in cases(form, member.size):
         num_cases += 1
         member.note(str(case))
         try:
-            with torch.inference_mode(case.inference):
-                problem = _run(member, case)
+            args, work = _start(member, case)
+            if work is not None:
+                work.wait()
+            problem = _check(member, case, args)
         except Exception:
             problem = traceback.format_exc()
         if problem is not None and len(failures) < SHOWN:
             failures.append(f"{case}\n    {problem}")
     member.note(f"finished all cases of {form}")
     return num_cases, failures
+
+
+def run_bursts(member: Member, forms: list[str], num_bursts: int) -> tuple[int, list[str]]:
+    """Calls of several kinds right after one another, waited for in another order, and compared only in the end."""
+    warnings.simplefilter("ignore")
+    draw = random.Random(repr(forms))
+    choices = {form: list(cases(form, member.size)) for form in forms}
+    failures: list[str] = []
+    for burst in range(num_bursts):
+        member.note(f"burst {burst}")
+        chosen = []
+        for _ in range(BURST):
+            case = draw.choice(choices[draw.choice(forms)])
+            root = draw.randrange(member.size) if case.root >= 0 else case.root
+            chosen.append(replace(case, count=draw.choice(BURST_COUNTS), root=root))
+        started = [(case, *_start(member, case)) for case in chosen]
+        for _, _, work in draw.sample(started, len(started)):
+            if work is not None:
+                work.wait()
+        for place, (case, args, _) in enumerate(started):
+            problem = _check(member, case, args)
+            if problem is not None and len(failures) < SHOWN:
+                failures.append(f"call {place} of burst {burst}: {case}\n    {problem}")
+    return num_bursts, failures
 
 
 def _work(form: str, op: str) -> Iterator[tuple[torch.dtype, int, int]]:
@@ -130,19 +159,25 @@ def _may_be_lazy(op: str, dtype: torch.dtype) -> bool:
     return dtype in (torch.float32, torch.float64) or (dtype.is_complex and op in AS_COMPLEX)
 
 
-def _run(member: Member, case: Case) -> str | None:
+def _start(member: Member, case: Case) -> tuple[list[Any], Any]:
+    """The arguments, and what has to be waited for before they are looked at."""
+    form = FORMS[case.form]
+    with torch.inference_mode(case.inference):
+        args = form.make(case, member.rank, member.size)
+        return args, form.call(case, Target(member.group, member.rank, member.size), args)
+
+
+def _check(member: Member, case: Case, args: list[Any]) -> str | None:
     form = FORMS[case.form]
     ranks = range(member.size)
-    mine = form.make(case, member.rank, member.size)
-    form.call(case, Target(member.group, member.rank, member.size), mine)
-
-    everyones = [form.make(case, rank, member.size) for rank in ranks]
-    calls = [form.build(case, GroupInfo("oracle", rank, member.size), everyones[rank]) for rank in ranks]
-    calls[0].meaning(calls)
-    for i, (got, expected) in enumerate(zip(_flatten(mine), _flatten(everyones[member.rank]), strict=True)):
-        problem = difference(got, expected, nan_is_nan=case.reduce_op >= 0)
-        if problem is not None:
-            return f"tensor {i} of the arguments: {problem}"
+    with torch.inference_mode(case.inference):
+        everyones = [form.make(case, rank, member.size) for rank in ranks]
+        calls = [form.build(case, GroupInfo("oracle", rank, member.size), everyones[rank]) for rank in ranks]
+        calls[0].meaning(calls)
+        for i, (got, expected) in enumerate(zip(_flatten(args), _flatten(everyones[member.rank]), strict=True)):
+            problem = difference(got, expected, nan_is_nan=case.reduce_op >= 0)
+            if problem is not None:
+                return f"tensor {i} of the arguments: {problem}"
     return None
 
 

@@ -1,14 +1,12 @@
 """Every spelling of every op: how its arguments are made, how torch.distributed is called, which Call it stands for.
 
 A form has three functions. `make` gives a rank's arguments, nested lists of tensors that are the same in every process;
-`call` runs the op on them; `build` makes the call whose meaning is the oracle. The runner compares all tensors of the
-arguments afterwards, so that inputs are seen to stay as they were.
+`call` starts the op on them and returns what has to be waited for, or None; `build` makes the call whose meaning is the
+oracle. All tensors of the arguments are compared afterwards, so that inputs are seen to stay as they were.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,19 +80,6 @@ class Target:
         return {name: root} if self.group is None else {f"group_{name}": root}
 
 
-def _wait(work: Any) -> None:
-    if work is not None:
-        work.wait()
-
-
-@contextlib.contextmanager
-def _coalesced(case: Case, target: Target) -> Iterator[None]:
-    with dist._coalescing_manager(group=target.group, async_ops=case.async_op) as manager:
-        yield
-    if case.async_op:
-        manager.wait()
-
-
 def _uneven(count: int, size: int) -> list[int]:
     return [count, 0, count // 2, count + 3][:size]
 
@@ -107,7 +92,7 @@ class Form:
     def make(self, case: Case, rank: int, size: int) -> list[Any]:
         raise NotImplementedError
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         raise NotImplementedError
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
@@ -118,8 +103,8 @@ class AllReduce(Form):
     def make(self, case: Case, rank: int, size: int) -> list[Any]:
         return [case.input(rank, case.count)]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
-        _wait(dist.all_reduce(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op))
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
+        return dist.all_reduce(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op)
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return all_reduce.build(info, *args, case.reduce_op, case.factor(info.rank))
@@ -129,27 +114,28 @@ class AllReduceCoalesced(Form):
     def make(self, case: Case, rank: int, size: int) -> list[Any]:
         return [[case.input(rank, count, slot) for slot, count in enumerate(_several(case.count))]]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
-        _wait(dist.all_reduce_coalesced(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op))
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
+        return dist.all_reduce_coalesced(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op)
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return all_reduce.build_coalesced(info, *args, case.reduce_op, case.factor(info.rank))
 
 
 class AllReduceManaged(AllReduceCoalesced):
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
-        with _coalesced(case, to):
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
+        with dist._coalescing_manager(group=to.group, async_ops=case.async_op) as manager:
             for tensor in args[0]:
                 dist.all_reduce(tensor, op=case.op(to.rank), group=to.group)
+        return manager if case.async_op else None
 
 
 class Reduce(Form):
     def make(self, case: Case, rank: int, size: int) -> list[Any]:
         return [case.input(rank, case.count)]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         root = to.root("dst", case.root)
-        _wait(dist.reduce(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op, **root))
+        return dist.reduce(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op, **root)
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return reduce.build(info, *args, case.root, case.reduce_op, case.factor(info.rank))
@@ -159,8 +145,8 @@ class Broadcast(Form):
     def make(self, case: Case, rank: int, size: int) -> list[Any]:
         return [case.input(rank, case.count) if rank == case.root else case.output(rank, case.count)]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
-        _wait(dist.broadcast(*args, group=to.group, async_op=case.async_op, **to.root("src", case.root)))
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
+        return dist.broadcast(*args, group=to.group, async_op=case.async_op, **to.root("src", case.root))
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return broadcast.build(info, *args, case.root)
@@ -174,8 +160,8 @@ class AllGather(Form):
         outputs = [case.output(rank, count, slot) for slot, count in enumerate(self.sizes(case, size))]
         return [outputs, outputs[rank] if case.in_place else case.input(rank, outputs[rank].numel())]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
-        _wait(dist.all_gather(*args, group=to.group, async_op=case.async_op))
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
+        return dist.all_gather(*args, group=to.group, async_op=case.async_op)
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return all_gather.build(info, *args)
@@ -193,9 +179,9 @@ class AllGatherSingle(Form):
             return [output, output[rank * case.count : (rank + 1) * case.count]]
         return [case.output(rank, size * case.count), case.input(rank, case.count)]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         function = dist.all_gather_single if case.seed % 2 else dist.all_gather_into_tensor
-        _wait(function(*args, group=to.group, async_op=case.async_op))
+        return function(*args, group=to.group, async_op=case.async_op)
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return all_gather.build_single(info, *args)
@@ -213,8 +199,8 @@ class AllGatherCoalesced(Form):
         outputs = [[case.output(rank, count, 10 * p + slot) for slot, count in counts] for p in range(size)]
         return [outputs, [case.input(rank, count, slot) for slot, count in counts]]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
-        _wait(dist.all_gather_coalesced(*args, group=to.group, async_op=case.async_op))
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
+        return dist.all_gather_coalesced(*args, group=to.group, async_op=case.async_op)
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return all_gather.build_coalesced(info, *args)
@@ -226,10 +212,11 @@ class AllGatherManaged(Form):
         outputs = [case.output(rank, size * count, slot) for slot, count in counts]
         return [outputs, [case.input(rank, count, slot) for slot, count in counts]]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
-        with _coalesced(case, to):
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
+        with dist._coalescing_manager(group=to.group, async_ops=case.async_op) as manager:
             for output, tensor in zip(*args, strict=True):
                 dist.all_gather_single(output, tensor, group=to.group)
+        return manager if case.async_op else None
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return all_gather.build_single_coalesced(info, *args)
@@ -243,8 +230,8 @@ class Gather(Form):
         outputs = [case.output(rank, case.count, slot) for slot in range(size)]
         return [outputs[rank] if case.in_place else tensor, outputs]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
-        _wait(dist.gather(*args, group=to.group, async_op=case.async_op, **to.root("dst", case.root)))
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
+        return dist.gather(*args, group=to.group, async_op=case.async_op, **to.root("dst", case.root))
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return gather.build(info, args[1], args[0], case.root)
@@ -258,8 +245,8 @@ class Scatter(Form):
         inputs = [case.input(rank, case.count, slot) for slot in range(size)]
         return [inputs[rank] if case.in_place else output, inputs]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
-        _wait(dist.scatter(*args, group=to.group, async_op=case.async_op, **to.root("src", case.root)))
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
+        return dist.scatter(*args, group=to.group, async_op=case.async_op, **to.root("src", case.root))
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return scatter.build(info, *args, case.root)
@@ -273,8 +260,8 @@ class ReduceScatter(Form):
         inputs = [case.input(rank, count, slot) for slot, count in enumerate(self.sizes(case, size))]
         return [inputs[rank] if case.in_place else case.output(rank, inputs[rank].numel()), inputs]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
-        _wait(dist.reduce_scatter(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op))
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
+        return dist.reduce_scatter(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op)
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return reduce_scatter.build(info, *args, case.reduce_op, case.factor(info.rank))
@@ -292,9 +279,9 @@ class ReduceScatterSingle(Form):
             return [tensor[rank * case.count : (rank + 1) * case.count], tensor]
         return [case.output(rank, case.count), case.input(rank, size * case.count)]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         function = dist.reduce_scatter_single if case.seed % 2 else dist.reduce_scatter_tensor
-        _wait(function(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op))
+        return function(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op)
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return reduce_scatter.build_single(info, *args, case.reduce_op, case.factor(info.rank))
@@ -306,10 +293,11 @@ class ReduceScatterManaged(Form):
         outputs = [case.output(rank, count, slot) for slot, count in counts]
         return [outputs, [case.input(rank, size * count, slot) for slot, count in counts]]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
-        with _coalesced(case, to):
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
+        with dist._coalescing_manager(group=to.group, async_ops=case.async_op) as manager:
             for output, tensor in zip(*args, strict=True):
                 dist.reduce_scatter_single(output, tensor, op=case.op(to.rank), group=to.group)
+        return manager if case.async_op else None
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return reduce_scatter.build_single_coalesced(info, *args, case.reduce_op, case.factor(info.rank))
@@ -327,8 +315,8 @@ class AllToAll(Form):
             [case.input(rank, _exchanged(case.count, rank, p), p) for p in range(size)],
         ]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
-        _wait(dist.all_to_all(*args, group=to.group, async_op=case.async_op))
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
+        return dist.all_to_all(*args, group=to.group, async_op=case.async_op)
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return all_to_all.build(info, *args)
@@ -343,8 +331,8 @@ class AllToAllSingle(Form):
         output, tensor = case.tensor(count, rank, 100, into), case.tensor(count, rank, 0, of)
         return [output, tensor] if case.seed % 2 else [output.unflatten(0, (-1, case.count or 1)), tensor]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
-        _wait(dist.all_to_all_single(*args, group=to.group, async_op=case.async_op))
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
+        return dist.all_to_all_single(*args, group=to.group, async_op=case.async_op)
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return all_to_all.build_single(info, *args, [], [])
@@ -367,9 +355,9 @@ class AllToAllSplit(Form):
             tensor = tensor.view(go, 2)
         return [output.view(come, 2), tensor]
 
-    def call(self, case: Case, to: Target, args: list[Any]) -> None:
+    def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         splits = self.splits(case, to.rank, to.size)
-        _wait(dist.all_to_all_single(*args, *splits, group=to.group, async_op=case.async_op))
+        return dist.all_to_all_single(*args, *splits, group=to.group, async_op=case.async_op)
 
     def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
         return all_to_all.build_single(info, *args, *self.splits(case, info.rank, info.size))

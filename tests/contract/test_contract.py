@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from contract_cases import run_cases
+from contract_cases import run_bursts, run_cases
 from contract_forms import FORMS
+from contract_misuse import MISUSES, misuse, pass_barriers
 
 Run = Callable[..., list[Any]]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_backend_does_what_the_calls_mean(run: Run, form: str) -> None:
-    answers = run(run_cases, form)
+def check(answers: list[tuple[int, list[str]]]) -> None:
     assert len({num_cases for num_cases, _ in answers}) == 1
     assert answers[0][0] > 0
     problems = [f"rank {rank}: {failure}" for rank, (_, failures) in enumerate(answers) for failure in failures]
-    assert not problems, "\n".join([f"{len(problems)} or more of {answers[0][0]} cases failed", *problems])
+    if problems:
+        pytest.fail("\n".join([f"{len(problems)} or more cases of {answers[0][0]} failed", *problems]), pytrace=False)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_backend_does_what_the_calls_mean(run: Run, form: str) -> None:
+    check(run(run_cases, form))
+
+
+@pytest.mark.parametrize("forms", [list(FORMS), ["gather", "reduce", "broadcast", "scatter"]], ids=["all", "rooted"])
+def test_calls_right_after_one_another(run: Run, forms: list[str]) -> None:
+    check(run(run_bursts, forms, 8))
+
+
+def test_nobody_leaves_a_barrier_before_everybody_has_come(run: Run, tmp_path: Path) -> None:
+    for missing in run(pass_barriers, tmp_path, 50):
+        assert missing == []
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_the_group_works_after_a_call_that_was_refused(run: Run, name: str) -> None:
+    for problems in run(misuse, name):
+        assert problems == []

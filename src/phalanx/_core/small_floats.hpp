@@ -1,10 +1,10 @@
 // The 8- and 16-bit floats: widening to float32, which is exact, and narrowing from it, to nearest even.
 //
-// The results are torch's, overflow included: float16 and e5m2 overflow to infinity, the formats without one to NaN.
-// Which NaN comes out is not defined. All of it is branchless arithmetic, so that the loops vectorise on any CPU (for
-// the 8-bit formats that is as fast as a table), and no float32 on the way is subnormal unless the input was: a thread
-// that flushes subnormals to zero gets the same conversions.
-// Included once a kernel variant; kernels_impl.hpp says why everything is in an anonymous namespace.
+// The results are those of torch 2.13, overflow included: float16, bfloat16 and e5m2 overflow to infinity, e4m3fn
+// saturates (infinity too), the fnuz formats overflow to NaN. Which NaN comes out is not defined. All of it is
+// branchless arithmetic, so that the loops vectorise on any CPU (for the 8-bit formats that is as fast as a table), and
+// no float32 on the way is subnormal unless the input was: a thread that flushes subnormals to zero gets the same
+// conversions. Included once a kernel variant; kernels_impl.hpp says why everything is in an anonymous namespace.
 #pragma once
 
 #include <cstddef>
@@ -45,10 +45,12 @@ struct SmallFloat {
   static constexpr std::uint32_t kNaN = kSpecials == Specials::ieee ? kInfinity | (kMantissaMask + 1) >> 1
                                         : kSpecials == Specials::fn ? kMagnitudeMask
                                                                     : kSignBit;
-  static constexpr std::uint32_t kOverflow = kSpecials == Specials::ieee ? kInfinity : kNaN;
   static constexpr std::uint32_t kLargestFinite = kSpecials == Specials::ieee ? kInfinity - 1
                                                   : kSpecials == Specials::fn ? kMagnitudeMask - 1
                                                                               : kMagnitudeMask;
+  static constexpr std::uint32_t kOverflow = kSpecials == Specials::ieee ? kInfinity
+                                             : kSpecials == Specials::fn ? kLargestFinite
+                                                                         : kNaN;
 
   // In float32's bits.
   static constexpr std::uint32_t kWideInfinity = 0x7f800000u;
@@ -86,11 +88,10 @@ struct SmallFloat {
     std::uint32_t code = less(magnitude, kSmallestNormal) ? subnormal : normal;
     // Infinity and NaN have codes above the largest finite one here, too.
     code = less(kLargestFinite, code) ? kOverflow : code;
-    if constexpr (kSpecials == Specials::ieee) code = value != value ? kNaN : code;
     if constexpr (kSpecials == Specials::fnuz) {
       code |= code == 0 ? 0 : sign;
     } else {
-      code |= sign;
+      code = (value != value ? kNaN : code) | sign;
     }
     return static_cast<Stored>(code);
   }

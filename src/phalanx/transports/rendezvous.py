@@ -23,8 +23,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import DistStoreError
-
 from phalanx import _native
 from phalanx.errors import CallTimeout, GroupError
 from phalanx.transports.shm import ShmTransport
@@ -32,8 +30,8 @@ from phalanx.types import GroupInfo, Store
 
 _SHM_FOLDER = Path("/dev/shm")
 _FILE_PREFIX = "phalanx-"
-# Between looks at signals while a store waits in C++.
-_WAIT_SLICE = timedelta(milliseconds=200)
+# Seconds between two looks into the store.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
 
 
 def join(store: Store, info: GroupInfo, timeout: float) -> ShmTransport:
@@ -59,7 +57,7 @@ class _Meeting:
         self._info = info
         self._limit = min(timeout, _timeout_of(store))
         self._deadline = time.monotonic() + self._limit
-        self._keys: list[str] = []
+        self._keys: set[str] = set()
 
     def open_segment(self) -> _native.Segment:
         self._say("hello", {"host": socket.gethostname(), "cpus": _native.affinity(), "quota": _native.cpu_quota()})
@@ -165,6 +163,7 @@ class _Meeting:
         self._set(f"{topic}/{self._info.rank}", value)
 
     def _set(self, key: str, value: Any) -> None:
+        self._keys.add(key)
         self._store.set(key, json.dumps(value))
 
     def _hear_all(self, topic: str) -> list[Any]:
@@ -172,25 +171,26 @@ class _Meeting:
         return self._hear(keys)
 
     def _hear(self, keys: list[str]) -> list[Any]:
-        self._keys += keys
-        while True:
-            left = self._deadline - time.monotonic()
-            try:
-                self._store.wait(keys, min(_WAIT_SLICE, timedelta(seconds=max(left, 0.001))))
-                return [json.loads(value) for value in self._store.multi_get(keys)]
-            except DistStoreError as error:
-                if left > 0:
-                    continue
-                absent = [key.rpartition("/")[2] for key in keys if not self._store.check([key])]
-                ranks = ", ".join("0" if rank == "where" else rank for rank in absent)
-                raise CallTimeout(
-                    f"gave up after a timeout of {self._limit:g} s: rank(s) {ranks} did not come to make the group",
-                    group=self._info.name,
-                    rank=self._info.rank,
-                    op="new_group",
-                    hint="look whether these ranks were started, reach the same store and make the same groups in the "
-                    "same order",
-                ) from error
+        self._keys.update(keys)
+        # Looking again and again keeps Ctrl-C working, which a store's own wait does not.
+        pause = _FIRST_PAUSE
+        while not self._store.check(keys):
+            if time.monotonic() > self._deadline:
+                raise self._absent([key for key in keys if not self._store.check([key])])
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return [json.loads(value) for value in self._store.multi_get(keys)]
+
+    def _absent(self, keys: list[str]) -> CallTimeout:
+        ranks = ", ".join(key.rpartition("/")[2].replace("where", "0") for key in keys)
+        return CallTimeout(
+            f"gave up after a timeout of {self._limit:g} s: rank(s) {ranks} did not come to make the group",
+            group=self._info.name,
+            rank=self._info.rank,
+            op="new_group",
+            hint="look whether these ranks were started, reach the same store and make the same groups in the same "
+            "order",
+        )
 
 
 def _timeout_of(store: Store) -> float:

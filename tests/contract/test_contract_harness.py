@@ -1,0 +1,118 @@
+"""The contract suite must be able to fail: its pool and its comparison."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from contract_data import ARRANGEMENTS, UNCOMMON, arrange, difference, values
+from contract_pool import Member, Pool, PoolError
+
+from phalanx.types import DTYPE_CODES
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    pool = Pool(2, None, tmp_path)
+    yield pool
+    pool.close()
+
+
+def rank_of(member: Member) -> int:
+    return member.rank
+
+
+def die(member: Member) -> None:
+    member.note("about to die")
+    if member.rank == 1:
+        os._exit(3)
+    threading.Event().wait()
+
+
+def hang(member: Member) -> None:
+    member.note("about to hang")
+    if member.rank == 0:
+        threading.Event().wait()
+
+
+def stumble(member: Member) -> None:
+    if member.rank == 1:
+        raise RuntimeError("a stone in the way")
+
+
+def test_ranks_answer_in_order(pool: Pool) -> None:
+    assert pool.run(rank_of, "world of 2") == [0, 1]
+    assert pool.run(rank_of, "world of 2") == [0, 1]
+
+
+def test_a_rank_that_dies_is_named(pool: Pool) -> None:
+    with pytest.raises(PoolError, match=r"(?s)told to run die.*rank 1 died with exit code 3: notes: about to die"):
+        pool.run(die, "world of 2")
+    assert not pool.usable
+
+
+def test_a_rank_that_hangs_is_named_and_shows_where(pool: Pool) -> None:
+    with pytest.raises(PoolError, match=r"(?s)rank 0 did not answer: notes: about to hang.*in hang") as caught:
+        pool.run(hang, "world of 2", answer_seconds=3.0)
+    assert "rank 1" not in str(caught.value)
+    assert not pool.usable
+
+
+def test_a_rank_that_raises_is_named(pool: Pool) -> None:
+    with pytest.raises(PoolError, match=r"(?s)rank 1 raised.*a stone in the way"):
+        pool.run(stumble, "world of 2")
+    assert not pool.usable
+
+
+def test_closing_ends_the_processes(tmp_path: Path) -> None:
+    pool = Pool(2, None, tmp_path)
+    pids = pool.run(pid_of, "world of 2")
+    pool.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def pid_of(member: Member) -> int:
+    return os.getpid()
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
+@pytest.mark.parametrize("dtype", [*DTYPE_CODES, *UNCOMMON], ids=str)
+def test_arrangements_keep_the_values(dtype: torch.dtype) -> None:
+    for count in (0, 1, 2, 1037):
+        expected = values(dtype, count, lane=0, seed=5)
+        assert expected.numel() == count
+        for arrangement in ARRANGEMENTS:
+            arranged = arrange(values(dtype, count, lane=0, seed=5), arrangement)
+            assert difference(arranged, expected, nan_is_nan=False) is None
+    others = [values(dtype, 1037, lane=1, seed=5), values(dtype, 1037, lane=0, seed=6)]
+    assert all(difference(other, expected, nan_is_nan=False) for other in others)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+def test_lazy_arrangements_keep_the_values(dtype: torch.dtype) -> None:
+    arranged = arrange(values(dtype, 1037, lane=0, seed=5), "lazy")
+    assert arranged.is_conj() or arranged.is_neg()
+    assert difference(arranged, values(dtype, 1037, lane=0, seed=5), nan_is_nan=False) is None
+
+
+def test_one_bit_makes_a_difference() -> None:
+    for dtype in (torch.bool, torch.int8, torch.float16, torch.float64, torch.complex128):
+        flat = values(dtype, 1037, lane=0, seed=1)
+        changed = flat.clone()
+        changed.view(torch.uint8)[-1] ^= 1
+        assert "1 of" in (difference(changed, flat, nan_is_nan=False) or "")
+
+
+def test_zeros_differ_by_sign_and_nans_are_one() -> None:
+    assert difference(torch.tensor([0.0]), torch.tensor([-0.0]), nan_is_nan=True)
+    one_nan, other_nan = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32).split(1)
+    assert difference(one_nan, other_nan, nan_is_nan=True) is None
+    assert difference(one_nan, other_nan, nan_is_nan=False)
+    assert difference(torch.tensor([complex(math.nan, 1.0)]), torch.tensor([complex(math.nan, 2.0)]), nan_is_nan=True)

@@ -1,0 +1,173 @@
+"""How ranks come to share memory, and what they are told where they can't."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Here, run, values
+
+from phalanx import _native
+from phalanx.transports import rendezvous
+
+_PROGRAM = """
+import sys
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+path, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+try:
+    dist.init_process_group("phalanx", init_method=f"file://{path}", rank=rank, world_size=size,
+                            timeout=timedelta(seconds=30))
+    tensor = torch.ones(1_000_000)
+    dist.all_reduce(tensor)
+    print("sum", tensor.sum().item())
+    dist.destroy_process_group()
+except dist.DistBackendError as error:
+    print(error)
+"""
+
+
+def _refuse(prefixes: tuple[str, ...], ranks: tuple[int, ...], here: Here) -> None:
+    """Makes opening of segments under these prefixes fail on these ranks, as in a container of their own."""
+    opened: Callable[[str, bytes], _native.Segment] = _native.Segment.open
+
+    class Refusing:
+        create_memfd = _native.Segment.create_memfd
+        create_file = _native.Segment.create_file
+
+        @staticmethod
+        def open(path: str, nonce: bytes) -> _native.Segment:
+            if here.rank in ranks and path.startswith(prefixes):
+                raise OSError(13, "Permission denied", path)
+            return opened(path, nonce)
+
+    rendezvous._native.Segment = Refusing  # type: ignore[misc, assignment]
+
+
+def _fall_back(here: Here) -> float:
+    _refuse(("/proc",), (1,), here)
+    here.init()
+    tensor = torch.full((1_000_000,), float(here.rank))
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return tensor.mean().item()
+
+
+def test_where_proc_is_hidden_a_file_serves(tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    assert values(_fall_back, 3, tmp_path) == [3.0] * 3
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def _cannot_share(here: Here) -> None:
+    _refuse(("/proc", "/dev/shm"), (1, 2), here)
+    here.init()
+
+
+def test_ranks_that_cannot_share_are_told_so(tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    for end in run(_cannot_share, 3, tmp_path):
+        assert (end.error, end.code) == ("GroupError", "GROUP:NOT_SHARED")
+        assert "the ranks do not share memory" in end.text
+        assert "  rank 1 (host " in end.text
+        assert "  rank 2 (host " in end.text
+        assert "  rank 0 (host " not in end.text
+        assert "Next: start all ranks in one container" in end.text
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_a_file_whose_maker_was_killed_is_removed_by_the_next_group(tmp_path: Path) -> None:
+    orphan = Path("/dev/shm/phalanx-orphan")
+    orphan.write_bytes(b"x")
+    try:
+        values(_fall_back, 2, tmp_path)
+        assert not orphan.exists()
+    finally:
+        orphan.unlink(missing_ok=True)
+
+
+def _namespaces(*options: str) -> list[str]:
+    """The command prefix that starts a program in namespaces of its own, or skips where the system allows none."""
+    command = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount", *options]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip(f"this system does not let the tests run {' '.join(command)}")
+    return command
+
+
+def _start(prefix: list[str], script: str, *args: str) -> subprocess.Popen[str]:
+    command = [*prefix, "sh", "-c", f'{script} exec "$@"', "sh", sys.executable, "-W", "error", "-c", _PROGRAM, *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_processes_in_containers_of_their_own_are_told_so(tmp_path: Path) -> None:
+    prefix = _namespaces("--pid", "--fork", "--mount-proc")
+    script = "mount -t tmpfs none /dev/shm &&"
+    ranks = [
+        _start([], "", str(tmp_path / "store"), "0", "2"),
+        _start(prefix, script, str(tmp_path / "store"), "1", "2"),
+    ]
+    for rank in ranks:
+        text, _ = rank.communicate(timeout=60)
+        assert text.startswith("[GROUP:NOT_SHARED]"), text
+        assert "rank 1 (host " in text
+
+
+def test_containers_that_share_dev_shm_fall_back_to_it(tmp_path: Path) -> None:
+    prefix = _namespaces("--pid", "--fork", "--mount-proc")
+    ranks = [
+        _start([], "", str(tmp_path / "store"), "0", "2"),
+        _start(prefix, "", str(tmp_path / "store"), "1", "2"),
+    ]
+    for rank in ranks:
+        assert rank.communicate(timeout=60)[0] == "sum 2000000.0\n"
+
+
+@pytest.mark.parametrize("mebibytes", [64, 2])
+def test_a_small_dev_shm_is_enough(mebibytes: int, tmp_path: Path) -> None:
+    """Four ranks in one mount namespace with a tiny /dev/shm, half of them unable to see the others in /proc."""
+    program = f"""
+for rank in 0 1; do "$@" {tmp_path}/store $rank 4 & done
+for rank in 2 3; do unshare --pid --fork --mount-proc "$@" {tmp_path}/store $rank 4 & done
+wait
+"""
+    prefix = _namespaces()
+    command = [*prefix, "sh", "-c", f"mount -t tmpfs -o size={mebibytes}m none /dev/shm\n{program}\nls /dev/shm", "sh"]
+    done = subprocess.run(
+        [*command, sys.executable, "-W", "error", "-c", _PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["sum 4000000.0"] * 4, done.stdout + done.stderr
+
+
+def test_a_full_dev_shm_is_an_error_and_no_sigbus() -> None:
+    program = """
+import os
+from phalanx import _native
+try:
+    _native.Segment.create_file("/dev/shm/x", 4, _native.tuning_for(4, 2), bytes(16))
+except RuntimeError as error:
+    print(error)
+print(os.listdir("/dev/shm"))
+"""
+    script = 'mount -t tmpfs -o size=32k none /dev/shm && exec "$@"'
+    done = subprocess.run(
+        [*_namespaces(), "sh", "-c", script, "sh", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    message, left = done.stdout.splitlines()
+    assert message.endswith("bytes in /dev/shm/x: No space left on device"), done.stderr
+    assert left == "[]"

@@ -1,0 +1,53 @@
+// A stress test of the core with ranks as threads over one mapping, to run under sanitizers (sanitize.py): the thread
+// sanitizer sees nothing between two mappings of one segment.
+//
+//   stress [seed] [rounds]
+//
+// A round has random calls and every kind of failure in worlds of 1 to 8 ranks. A seed gives the same calls again; how
+// the threads interleave is up to the machine.
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "harness.hpp"
+
+namespace {
+
+constexpr std::chrono::seconds kLimit{120};
+
+void watch(const stress::Tally& tally, const std::atomic<bool>& ended) {
+  const auto until = std::chrono::steady_clock::now() + kLimit;
+  while (!ended.load()) {
+    if (std::chrono::steady_clock::now() > until) {
+      std::fprintf(stderr, "stress: not done after %d s, in: %s\n", static_cast<int>(kLimit.count()),
+                   tally.running().c_str());
+      std::abort();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
+  const std::uint64_t rounds = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 3;
+  stress::Tally tally;
+  std::atomic<bool> ended{false};
+  std::thread watchdog([&] { watch(tally, ended); });
+  for (std::uint64_t round = 0; round < rounds; ++round) {
+    for (const int size : stress::kWorldSizes) {
+      const std::uint64_t world_seed = stress::mix(stress::mix(seed, round), static_cast<std::uint64_t>(size));
+      tally.run(stress::text("random calls, %d ranks, seed %llu", size, static_cast<unsigned long long>(world_seed)),
+                [&] { return stress::check_random_calls(size, world_seed); });
+      stress::run_failure_cases(tally, size, world_seed);
+    }
+  }
+  ended.store(true);
+  watchdog.join();
+  std::printf("%d passed, %d failed\n", tally.num_passed(), tally.num_failed());
+  return tally.num_failed() == 0 && tally.num_passed() > 0 ? 0 : 1;
+}
