@@ -86,7 +86,7 @@ class Blocks:
             return [[part] for part in torch.split(self.tensors[0].view(-1), self.sizes)]
         if self.num == 1:
             return [self.tensors]
-        cut = [tensor.view(self.num, -1) for tensor in self.tensors]
+        cut = [tensor.view(self.num, tensor.numel() // self.num) for tensor in self.tensors]
         return [[tensor[b] for tensor in cut] for b in range(self.num)]
 
     def numel(self) -> int:

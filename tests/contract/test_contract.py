@@ -29,7 +29,7 @@ def test_the_backend_does_what_the_calls_mean(run: Run, form: str) -> None:
 
 @pytest.mark.parametrize("forms", [list(FORMS), ["gather", "reduce", "broadcast", "scatter"]], ids=["all", "rooted"])
 def test_calls_right_after_one_another(run: Run, forms: list[str]) -> None:
-    check(run(run_bursts, forms, 8))
+    check(run(run_bursts, forms, 5))
 
 
 def test_nobody_leaves_a_barrier_before_everybody_has_come(run: Run, tmp_path: Path) -> None:

@@ -55,8 +55,7 @@ std::int64_t Contents::number(int rank, int block, std::uint64_t i) const {
   const auto eight = static_cast<std::int64_t>(hash >> 61);
   if (dtype == DType::boolean) return eight > 1;
   switch (static_cast<ReduceOp>(reduce_op)) {
-    case ReduceOp::product:
-      if (is_complex(dtype)) return eight % 4 - 1;
+    case ReduceOp::product:  // no zeros, which may come out negative
       return (eight % 2 + 1) * (has_sign(dtype) && eight >= 4 ? -1 : 1);
     case ReduceOp::avg:
       return is_integer(dtype) ? eight - (has_sign(dtype) ? 3 : 0) : (eight - 3) * size;
@@ -150,6 +149,7 @@ Memory::Memory(const std::vector<std::uint64_t>& counts, std::size_t element_siz
     pieces.push_back(count);
     return pieces;
   };
+  if (counts.empty()) return;
   const bool even = std::all_of(counts.begin(), counts.end(), [&](std::uint64_t count) { return count == counts[0]; });
   if (even && random.one_in(2)) {
     for (const std::uint64_t count : divide(counts[0])) {

@@ -26,6 +26,13 @@ enum class Result : int { finished = 0, failed = 1, was_broken = 2, forked = 3 }
 
 using Addresses = std::vector<std::uint64_t>;
 
+// The kernel for numbers from Python, which may be anything; nullptr where there is none.
+ReduceFn kernel_of(int dtype, int op) {
+  if (dtype < 0 || dtype >= static_cast<int>(kNumDTypes) || op < 0 || op >= static_cast<int>(kNumReduceOps))
+    return nullptr;
+  return reduce_kernel(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
+}
+
 Nonce to_nonce(const nb::bytes& bytes) {
   Nonce nonce;
   if (bytes.size() != nonce.size()) throw std::invalid_argument("a nonce has 16 bytes");
@@ -48,13 +55,16 @@ void fill(Blocks& blocks, const Addresses& addresses, const std::vector<std::uin
   for (std::size_t block = 0; block < num; ++block) blocks.add_block(pieces.data() + block * each, each);
 }
 
-void check_request(const Group& group, const Request& request) {
-  const bool reduces = request.op == Op::all_reduce || request.op == Op::reduce || request.op == Op::reduce_scatter;
-  if (reduces &&
-      (request.reduce_op < 0 || reduce_kernel(request.dtype, static_cast<ReduceOp>(request.reduce_op)) == nullptr)) {
+// What the core takes for granted. Users never see these errors: the layers above check and explain before.
+void check(const Group& group, int op, int reduce_op, int root, int dtype) {
+  if (op < 0 || op >= kNumOps) throw std::invalid_argument("unknown op");
+  if (dtype < 0 || dtype >= static_cast<int>(kNumDTypes)) throw std::invalid_argument("unknown dtype");
+  const auto kind = static_cast<Op>(op);
+  const bool reduces = kind == Op::all_reduce || kind == Op::reduce || kind == Op::reduce_scatter;
+  if (reduces && kernel_of(dtype, reduce_op) == nullptr) {
     throw std::invalid_argument("no kernel for this dtype and reduce op");
   }
-  if (request.root >= group.size()) throw std::invalid_argument("root is not a rank of the group");
+  if (root >= group.size()) throw std::invalid_argument("root is not a rank of the group");
 }
 
 void check_signals(Group& group) {
@@ -106,7 +116,7 @@ int run(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t c
         double factor, double timeout, const Addresses& in, const std::vector<std::uint64_t>& in_sizes,
         std::size_t num_in, bool in_listed, const Addresses& out, const std::vector<std::uint64_t>& out_sizes,
         std::size_t num_out, bool out_listed) {
-  if (op < 0 || op >= kNumOps) throw std::invalid_argument("unknown op");
+  check(group, op, reduce_op, root, dtype);
   if (group.forked()) return static_cast<int>(Result::forked);
   Hold hold(group);
   Request& request = group.request();
@@ -119,14 +129,13 @@ int run(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t c
   request.factor = factor;
   fill(request.in, in, in_sizes, num_in, in_listed);
   fill(request.out, out, out_sizes, num_out, out_listed);
-  check_request(group, request);
   return static_cast<int>(run_held(group, timeout));
 }
 
 // The common case of one tensor, read, written or both, without lists.
 int run_single(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, double factor,
                double timeout, std::uint64_t address, std::uint64_t size, bool reads, bool writes) {
-  if (op < 0 || op >= kNumOps) throw std::invalid_argument("unknown op");
+  check(group, op, reduce_op, root, dtype);
   if (group.forked()) return static_cast<int>(Result::forked);
   Hold hold(group);
   Request& request = group.request();
@@ -142,7 +151,6 @@ int run_single(Group& group, int op, int reduce_op, int root, int dtype, std::in
   request.out.clear();
   if (reads) request.in.add_block(&piece, 1);
   if (writes) request.out.add_block(&piece, 1);
-  check_request(group, request);
   return static_cast<int>(run_held(group, timeout));
 }
 
@@ -169,7 +177,7 @@ nb::tuple describe(Group& group, int rank, std::uint64_t seq) {
 
 void reduce_buffers(int dtype, int op, std::uint64_t dst, const Addresses& srcs, std::size_t count,
                     const std::vector<double>& factors) {
-  const ReduceFn kernel = reduce_kernel(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
+  const ReduceFn kernel = kernel_of(dtype, op);
   if (kernel == nullptr) throw std::invalid_argument("no kernel for this dtype and reduce op");
   std::vector<const void*> sources;
   for (const std::uint64_t src : srcs) sources.push_back(reinterpret_cast<const void*>(src));
@@ -188,9 +196,7 @@ NB_MODULE(_core_ext, m) {
   m.def("affinity", &affinity, "CPUs that this process may run on.");
   m.def("cpu_quota", &cpu_quota, "CPUs that the cgroup grants, rounded up; 0 where it sets no limit.");
   m.def("kernel_variant", &kernel_variant);
-  m.def("reduces", [](int dtype, int op) {
-    return dtype >= 0 && op >= 0 && reduce_kernel(static_cast<DType>(dtype), static_cast<ReduceOp>(op)) != nullptr;
-  });
+  m.def("reduces", [](int dtype, int op) { return kernel_of(dtype, op) != nullptr; });
   m.def("reduce_buffers", &reduce_buffers);
 
   nb::class_<Tuning>(m, "Tuning")

@@ -184,7 +184,9 @@ bool Call::step() {
   }
   const Condition combine_blocked = blocked_on_;
   const std::uint64_t tick = first_tick_ + staged_;
-  if (stages && staged_ < ticks && (tick < kSlots || reached(readers, Counter::done, tick + 1 - kSlots))) {
+  // The first round through the slots takes over those of earlier calls, which may have had other readers.
+  const Peers last_readers = staged_ < kSlots ? Peers::all : readers;
+  if (stages && staged_ < ticks && (tick < kSlots || reached(last_readers, Counter::done, tick + 1 - kSlots))) {
     algorithm_->stage(*this, staged_);
     lines_.publish(Counter::staged, first_tick_ + ++staged_);
     return true;

@@ -44,7 +44,7 @@ def explain(group: _native.Group | None, info: GroupInfo, op: str, status: int, 
     here = _Where(group=info.name, rank=info.rank, op=op, seq=group.seq + 1 if was_broken else group.seq)
     broken = "the group is broken: " if was_broken else ""
     if kind == _native.FAILURE_MISMATCH:
-        return _mismatch(group, info, failure, broken)
+        return _mismatch(group, info, op, failure, broken)
     if kind == _native.FAILURE_TIMEOUT:
         missing = _ranks(failure["missing"], failure["num_missing"])
         if finder == info.rank and not was_broken:
@@ -68,18 +68,20 @@ def explain(group: _native.Group | None, info: GroupInfo, op: str, status: int, 
     )
 
 
-def _mismatch(group: _native.Group, info: GroupInfo, failure: dict[str, Any], broken: str) -> Mismatch:
-    finder, peer, seq = failure["rank"], failure["peer"], failure["seq"]
-    mine, theirs = (Signature.from_native(group.describe(rank, seq)) for rank in (finder, peer))
-    field, detail = compare(mine, theirs, seq, failure["text"])
+def _mismatch(group: _native.Group, info: GroupInfo, op: str, failure: dict[str, Any], broken: str) -> Mismatch:
+    seq = failure["seq"]
+    # In rank order, so that all ranks say the same, whoever found it.
+    first, second = sorted((failure["rank"], failure["peer"]))
+    one, other = (Signature.from_native(group.describe(rank, seq)) for rank in (first, second))
+    field, detail = compare(one, other, seq, failure["text"])
     return Mismatch(
-        f"{broken}ranks {finder} and {peer} disagree{detail}\n"
-        f"  rank {finder}: {mine.describe(seq)}\n"
-        f"  rank {peer}: {theirs.describe(seq)}",
+        f"{broken}ranks {first} and {second} disagree{detail}\n"
+        f"  rank {first}: {one.describe(seq)}\n"
+        f"  rank {second}: {other.describe(seq)}",
         code=f"MISMATCH:{field}",
         group=info.name,
         rank=info.rank,
-        op=mine.op,
+        op=op,
         seq=seq,
         hint="make both ranks issue the same calls in the same order; the group can't be used any more",
     )

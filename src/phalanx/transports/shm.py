@@ -15,6 +15,7 @@ from phalanx.types import DTYPE_CODES, Blocks, Call, GroupInfo
 
 _OP_NUMBERS = {name: number for number, name in enumerate(_native.OPS)}
 _SINGLE_OPS = frozenset({"all_reduce", "broadcast", "reduce"})
+_COMPLEX = frozenset(code for dtype, code in DTYPE_CODES.items() if dtype.is_complex)
 _IN_PLACE_OPS = frozenset({"all_reduce", "reduce"})
 
 # Addresses, sizes in bytes, number of blocks, and whether the pieces are listed block by block or cut evenly.
@@ -55,12 +56,13 @@ class ShmTransport:
         blocks = call.inputs if call.inputs is not None else call.outputs
         if call.op in _SINGLE_OPS and blocks is not None and len(blocks.tensors) == 1:
             tensor = blocks.tensors[0]
-            if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+            dtype = DTYPE_CODES.get(tensor.dtype, 0)
+            if tensor.is_contiguous() and not tensor.is_neg() and (dtype not in _COMPLEX or not tensor.is_conj()):
                 status = self._run_single(
                     _OP_NUMBERS[call.op],
                     call.reduce_op,
                     call.root,
-                    DTYPE_CODES.get(tensor.dtype, 0),
+                    dtype,
                     call.count,
                     call.factor,
                     timeout,
@@ -82,7 +84,7 @@ class ShmTransport:
         spans_in, spans_out = _spans(inputs), _spans(outputs)
         if _overlap(call, spans_in, spans_out, self._info.rank):
             assert inputs is not None
-            inputs = _like(inputs, [tensor.clone() for tensor in inputs.tensors])
+            inputs = _like(inputs, [_clone(tensor) for tensor in inputs.tensors])
             spans_in = _spans(inputs)
         if self._group is None:
             self._raise(call, _native.FAILED, timeout)
@@ -135,6 +137,13 @@ def _plain(blocks: Blocks | None) -> tuple[Blocks | None, list[tuple[torch.Tenso
     return (_like(blocks, tensors), copies) if copies else (blocks, copies)
 
 
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype in DTYPE_CODES or tensor.is_quantized:
+        return tensor.clone()
+    # torch has no copy kernel for the dtypes below a byte.
+    return tensor.reshape(-1).view(torch.uint8).clone().view(tensor.dtype)
+
+
 def _spans(blocks: Blocks | None) -> _Spans:
     if blocks is None:
         return _NO_SPANS
@@ -168,7 +177,7 @@ def _overlap(call: Call, spans_in: _Spans, spans_out: _Spans, rank: int) -> bool
     for b_in, block_in in enumerate(blocks_in):
         for b_out, block_out in enumerate(blocks_out):
             own = (len(blocks_in) == 1 or b_in == rank) and (len(blocks_out) == 1 or b_out == rank)
-            if own and block_in == block_out and len(blocks_in) != len(blocks_out):
+            if own and block_in == block_out and 1 in (len(blocks_in), len(blocks_out)):
                 continue
             if any(a < d and c < b for a, b in block_in for c, d in block_out):
                 return True

@@ -44,18 +44,18 @@ class Signature:
         return f"{self.op}({', '.join(parts)})"
 
 
-def compare(mine: Signature, theirs: Signature, seq: int, detail: str) -> tuple[str, str]:
+def compare(one: Signature, other: Signature, seq: int, detail: str) -> tuple[str, str]:
     """The name of the first field that differs, as in the error's code, and how it differs."""
     if detail:
         return "SPLITS", f" about the sizes they exchange: {detail}"
-    if mine.op != theirs.op or theirs.seq != seq:
+    if one.op != other.op or one.seq != seq or other.seq != seq:
         return "OP", " about the op"
-    if mine.reduce_op != theirs.reduce_op:
+    if one.reduce_op != other.reduce_op:
         return "REDUCE_OP", " about the reduce op"
-    if mine.root != theirs.root:
+    if one.root != other.root:
         return "ROOT", " about the root"
-    if mine.dtype != theirs.dtype:
+    if one.dtype != other.dtype:
         return "DTYPE", " about the dtype"
-    if mine.count != theirs.count:
+    if one.count != other.count:
         return "COUNT", " about the number of elements"
     return "SHAPE", " about how the elements are divided between tensors"

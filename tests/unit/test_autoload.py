@@ -1,0 +1,94 @@
+"""The backend is there after `import torch`, costs little, and can't break it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def _outcome(code: str, **environment: str) -> str:
+    done = _run(code, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+USE = """
+import torch, torch.distributed as dist
+dist.init_process_group("phalanx", store=dist.HashStore(), rank=0, world_size=1)
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+print(tensor.tolist(), dist.get_backend())
+dist.destroy_process_group()
+"""
+
+
+def test_import_torch_is_enough() -> None:
+    assert _outcome(USE) == "[1.0, 1.0, 1.0] phalanx"
+
+
+def test_import_phalanx_registers_too() -> None:
+    assert _outcome("import phalanx" + USE, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "[1.0, 1.0, 1.0] phalanx"
+
+
+def test_both_orders_of_import_register_once() -> None:
+    assert _outcome("import phalanx, torch, phalanx" + USE) == "[1.0, 1.0, 1.0] phalanx"
+
+
+def test_import_torch_loads_no_more_than_it_must() -> None:
+    code = "import torch, sys; print(sorted(m for m in sys.modules if m.startswith('phalanx')))"
+    assert _outcome(code) == "['phalanx', 'phalanx._autoload']"
+
+
+def test_no_thread_is_started_by_the_import() -> None:
+    code = "import torch, os; print(len(os.listdir('/proc/self/task')))"
+    assert _outcome(code) == _outcome(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+
+def test_a_broken_installation_does_not_break_import_torch(tmp_path: Path) -> None:
+    """A native module that can't be loaded is an error for whoever asks for the backend, and for nobody else."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'phalanx._core_ext':\n"
+        "            raise ImportError('no native module')\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+    )
+    environment = {"PYTHONPATH": str(tmp_path)}
+    assert _outcome("import torch; print(torch.ones(1).item())", **environment) == "1.0"
+    done = _run(USE, **environment)
+    assert "ImportError: no native module" in done.stderr
+
+
+def test_a_register_that_fails_is_logged_and_does_not_break_import_torch(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import builtins\n"
+        "real = builtins.__import__\n"
+        "def refuse(name, globals=None, locals=None, fromlist=(), level=0):\n"
+        "    if globals and globals.get('__name__') == 'phalanx._autoload' and name == 'torch.distributed':\n"
+        "        raise RuntimeError('no torch.distributed')\n"
+        "    return real(name, globals, locals, fromlist, level)\n"
+        "builtins.__import__ = refuse\n"
+    )
+    done = _run("import torch; print(torch.ones(1).item())", PYTHONPATH=str(tmp_path))
+    assert done.stdout.strip() == "1.0"
+    assert 'the backend "phalanx" could not be registered' in done.stderr
+    assert "RuntimeError: no torch.distributed" in done.stderr
+
+
+def test_an_unknown_attribute_is_an_attribute_error() -> None:
+    done = _run("import phalanx; phalanx.Nothing")
+    assert "AttributeError: module 'phalanx' has no attribute 'Nothing'" in done.stderr

@@ -1,0 +1,75 @@
+"""Imports go downwards only, and torch's private names stay in one place."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import phalanx
+
+ROOT = Path(phalanx.__file__).parent
+
+# From the bottom up: a module may import from its own layer and from those before it.
+LAYERS = [
+    {"errors", "types"},
+    {"_core_ext", "_native"},
+    {"transports"},
+    {"collectives"},
+    {"group"},
+    {"_autoload", "__init__"},
+]
+# What a layer may not import although it lies below: transports and collectives do not know each other.
+STRANGERS = {("collectives", "transports"), ("collectives", "_native")}
+
+
+def _layer(module: str) -> int:
+    return next(i for i, names in enumerate(LAYERS) if module in names)
+
+
+def _is_private(part: str) -> bool:
+    return part.startswith("_") or part == "distributed_c10d"
+
+
+def _imports(path: Path) -> list[tuple[str, ...]]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [(*node.module.split("."), alias.name) for alias in node.names]
+    return found
+
+
+def test_every_module_has_a_layer() -> None:
+    modules = {
+        path.stem if path.is_file() else path.name for path in ROOT.iterdir() if not path.name.startswith("__py")
+    }
+    assert modules - {"_core", "py"} <= set().union(*LAYERS), "say in LAYERS where the new module belongs"
+
+
+def test_imports_go_downwards() -> None:
+    wrong = []
+    for path in ROOT.rglob("*.py"):
+        own = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        for name in _imports(path):
+            if name[0] != "phalanx" or len(name) < 2 or own == "__init__":
+                continue
+            lazy = own == "_autoload"
+            if not lazy and (_layer(name[1]) > _layer(own) or (own, name[1]) in STRANGERS):
+                wrong.append(f"{path.relative_to(ROOT)} imports {'.'.join(name)}")
+    assert not wrong
+
+
+def test_private_names_of_torch_stay_in_torch_compat() -> None:
+    wrong = []
+    for path in ROOT.rglob("*.py"):
+        if path.name == "torch_compat.py":
+            continue
+        private = [name for name in _imports(path) if name[0] == "torch" and any(map(_is_private, name))]
+        wrong += [f"{path.relative_to(ROOT)} imports {'.'.join(name)}" for name in private]
+    assert not wrong
+
+
+def test_the_core_knows_nothing_of_torch() -> None:
+    for path in (ROOT / "_core").iterdir():
+        assert "torch/" not in path.read_text(), f"{path.name} includes a torch header"
