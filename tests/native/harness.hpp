@@ -23,6 +23,8 @@ using namespace phalanx;
 
 // Longer than any call takes that is to succeed, on a slow and busy machine too.
 inline constexpr std::chrono::seconds kPatience{60};
+// As in bindings.cpp.
+inline constexpr std::chrono::milliseconds kBetweenLooks{50};
 inline constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 
 constexpr std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept {
@@ -72,16 +74,16 @@ std::vector<int> all_ranks(int size);
 enum class Result { finished, failed, was_broken };
 const char* name_of(Result result);
 
-// One call: `fill` sets the request; between two looks around the core may work until `patience` has passed.
+// One call: `fill` sets the request. The core looks around for the first time when `first_look` has passed.
 template <class Fill>
-Result run_call(Group& group, std::chrono::nanoseconds timeout, std::chrono::nanoseconds patience, Fill&& fill) {
-  while (!group.acquire(Clock::now() + std::chrono::milliseconds(50))) continue;
+Result run_call(Group& group, std::chrono::nanoseconds timeout, std::chrono::nanoseconds first_look, Fill&& fill) {
+  while (!group.acquire(Clock::now() + kBetweenLooks)) continue;
   fill(group.request());
   Result result = Result::was_broken;
   if (!group.broken()) {
     group.start(timeout);
-    Outcome outcome = Outcome::pending;
-    while (outcome == Outcome::pending) outcome = group.proceed(Clock::now() + patience);
+    Outcome outcome = group.proceed(Clock::now() + first_look);
+    while (outcome == Outcome::pending) outcome = group.proceed(Clock::now() + kBetweenLooks);
     result = outcome == Outcome::finished ? Result::finished : Result::failed;
   }
   group.release();

@@ -9,7 +9,7 @@ namespace stress {
 
 namespace {
 
-constexpr int kCallsAWorld = 48;
+constexpr int kCallsAWorld = 150;
 constexpr std::uint64_t kLargestBytes = 24 * 1024;
 // Calls in a row that may keep their op and root, so that a rank that waits for nobody gets far ahead.
 constexpr std::uint64_t kRun = 8;
@@ -220,8 +220,8 @@ void make_calls(Group& group, std::uint64_t seed, const Tuning& tuning, Complain
     Random random(mix(mix(seed, index), static_cast<std::uint64_t>(group.rank()) + 1));
     const Side side(plan, group.rank(), random);
     if (random.one_in(4)) yield_times(random.below(200));
-    const std::chrono::microseconds patience(random.pick({0, 20, 50'000}));
-    const Result result = run_call(group, kPatience, patience, [&](Request& request) { side.fill(request); });
+    const std::chrono::microseconds first_look(random.pick({0, 20, 50'000}));
+    const Result result = run_call(group, kPatience, first_look, [&](Request& request) { side.fill(request); });
     if (result != Result::finished) {
       const Failure failure = group.failure();
       complaints.push_back(text("call %llu, %s: %s (failure %u by rank %d at seq %llu: '%s')",

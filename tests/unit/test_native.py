@@ -32,11 +32,10 @@ def test_affinity_is_the_systems() -> None:
     assert set(_native.affinity()) == os.sched_getaffinity(0)
 
 
-def test_crowded_groups_sleep_early_and_use_long_chunks() -> None:
+def test_crowded_groups_use_long_chunks() -> None:
     roomy, crowded = _native.tuning_for(2, 2), _native.tuning_for(4, 2)
     assert (roomy.crowded, crowded.crowded) == (0, 1)
-    assert crowded.spin_us < roomy.spin_us
-    assert crowded.chunk_bytes >= roomy.chunk_bytes
+    assert crowded.chunk_bytes > roomy.chunk_bytes
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 100, 1024])

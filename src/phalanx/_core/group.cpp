@@ -17,10 +17,10 @@ Tuning tuning_for(int ranks, int cpus) {
   Tuning tuning{};
   tuning.slot_bytes = std::max<std::uint64_t>(256 * kKiB, smallest_slot(ranks));
   // Longer chunks where every wait costs context switches.
-  tuning.chunk_bytes = crowded ? tuning.slot_bytes : 64 * kKiB;
+  tuning.chunk_bytes = crowded ? tuning.slot_bytes : 128 * kKiB;
   tuning.one_shot_bytes = ranks <= 2 ? 64 * kKiB : 32 * kKiB;
   tuning.crowded = crowded;
-  tuning.spin_us = crowded ? 1 : 50;
+  tuning.spin_us = crowded ? 100 : 50;
   return tuning;
 }
 

@@ -40,13 +40,24 @@ enum class DType : std::uint8_t {
 inline constexpr std::size_t kNumDTypes = 21;
 
 // torch's numbering of ReduceOp.
-enum class ReduceOp : std::uint8_t { sum = 0, avg = 1, product = 2, min = 3, max = 4, band = 5, bor = 6, bxor = 7, premul_sum = 8 };
+enum class ReduceOp : std::uint8_t {
+  sum = 0,
+  avg = 1,
+  product = 2,
+  min = 3,
+  max = 4,
+  band = 5,
+  bor = 6,
+  bxor = 7,
+  premul_sum = 8
+};
 inline constexpr std::size_t kNumReduceOps = 9;
 
 // dst[i] = reduction of srcs[0][i] .. srcs[num_srcs-1][i] for i in [0, count), in elements.
 // dst may be exactly one of the srcs; otherwise nothing overlaps. num_srcs >= 1.
 // Pointers are aligned to the element. factors has num_srcs entries and is read by premul_sum only.
-using ReduceFn = void (*)(void* dst, const void* const* srcs, std::size_t num_srcs, std::size_t count, const double* factors);
+using ReduceFn = void (*)(void* dst, const void* const* srcs, std::size_t num_srcs, std::size_t count,
+                          const double* factors);
 
 // The kernel for this CPU, or nullptr where the dtype does not have the op (see kernels.cpp for the table).
 ReduceFn reduce_kernel(DType dtype, ReduceOp op) noexcept;

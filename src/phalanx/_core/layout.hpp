@@ -58,8 +58,8 @@ struct Tuning {
   std::uint64_t slot_bytes;      // capacity of a staging slot
   std::uint64_t chunk_bytes;     // bytes of a slot that a tick of a long call uses
   std::uint64_t one_shot_bytes;  // an all_reduce up to this size takes one tick in which every rank reduces all
-  std::uint32_t crowded;         // more ranks than CPUs: sleep early, wait for batches of ticks
-  std::uint32_t spin_us;         // how long a waiter spins before it sleeps
+  std::uint32_t crowded;         // more ranks than CPUs: a waiter lends its CPU instead of spinning
+  std::uint32_t spin_us;         // how long a waiter spins or lends before it sleeps
 };
 
 struct Header {
@@ -82,6 +82,7 @@ struct alignas(kLine) Control {
   std::atomic<std::uint64_t> words[kRing];
   std::atomic<std::uint64_t> counters[3];  // by Counter
   std::atomic<std::uint32_t> left;         // 1: this rank has left the group in order
+  std::atomic<std::uint32_t> cpu;          // where this rank last published, plus 1; a hint
 };
 
 // What a sleeping rank waits for, so that only the publisher that completes it rings the bell.

@@ -1,6 +1,7 @@
 #include "waiting.hpp"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,6 +19,9 @@ namespace {
 // A sleep is cut here so that a peer that vanished without a word is noticed by whoever looks between sleeps.
 constexpr std::chrono::milliseconds kLongestSleep{50};
 constexpr int kSpinsBetweenLooks = 64;
+// A CPU that comes back so late was taken by a program that computes, not by a peer.
+constexpr std::chrono::microseconds kLongLoan{500};
+constexpr int kWaitsAfterLongLoan = 100;
 
 void pause_cpu() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
@@ -38,6 +42,9 @@ void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept {
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+// The CPU this thread runs on, plus 1; 0 where the system does not tell.
+std::uint32_t current_cpu() noexcept { return static_cast<std::uint32_t>(::sched_getcpu() + 1); }
+
 constexpr std::size_t index(Counter counter) { return static_cast<std::size_t>(counter); }
 
 }  // namespace
@@ -47,6 +54,7 @@ Lines::Lines(const Segment& segment, int rank)
       header_(segment.header()),
       rank_(rank),
       size_(segment.size()),
+      crowded_(header_.tuning.crowded != 0),
       spin_(std::chrono::microseconds(header_.tuning.spin_us)) {
   for (auto& seen : seen_) seen.resize(static_cast<std::size_t>(size_), 0);
 }
@@ -79,7 +87,14 @@ bool Lines::reached_now(const Condition& condition) const noexcept {
 
 void Lines::publish(Counter counter, std::uint64_t value) noexcept {
   const std::uint64_t before = std::exchange(published_[index(counter)], value);
-  segment_.control(rank_).counters[index(counter)].store(value, std::memory_order_seq_cst);
+#if defined(PHALANX_SEED_MISSING_RELEASE)
+  // A bug on purpose: tests/native/sanitize.py shows with it that the thread sanitizer would find one like it.
+  segment_.control(rank_).counters[index(counter)].store(value, std::memory_order_relaxed);
+#else
+  Control& mine = segment_.control(rank_);
+  mine.cpu.store(current_cpu(), std::memory_order_relaxed);
+  mine.counters[index(counter)].store(value, std::memory_order_seq_cst);
+#endif
   if (header_.sleepers.load(std::memory_order_seq_cst) != 0) ring_if_complete(counter, before, value);
 }
 
@@ -112,16 +127,48 @@ WaitResult Lines::look(const Condition& condition) const noexcept {
   return WaitResult::expired;
 }
 
-WaitResult Lines::wait(const Condition& condition, Clock::time_point until) noexcept {
+// A peer that was last seen on this CPU can't come while this thread spins on it.
+bool Lines::worth_spinning(const Condition& condition) const noexcept {
+  const std::uint32_t here = current_cpu();
+  return here == 0 || all_peers(condition, rank_, [&](int peer) {
+           const Control& control = segment_.control(peer);
+           const bool late =
+               control.counters[index(condition.counter)].load(std::memory_order_relaxed) < condition.value;
+           return late && control.cpu.load(std::memory_order_relaxed) == here ? 0 : condition.value;
+         });
+}
+
+// Burns or lends the CPU for a short while. True when the condition came true, or the group failed meanwhile.
+bool Lines::spin(const Condition& condition, Clock::time_point until) noexcept {
   const auto start = Clock::now();
-  const auto spin_until = std::min(start + spin_, until);
-  do {
-    for (int i = 0; i < kSpinsBetweenLooks; ++i) {
-      if (reached(condition)) return WaitResult::reached;
-      pause_cpu();
-    }
-    if (failed()) return look(condition);
-  } while (Clock::now() < spin_until);
+  until = std::min(until, start + spin_);
+  if (!crowded_ && worth_spinning(condition)) {
+    do {
+      for (int i = 0; i < kSpinsBetweenLooks; ++i) {
+        if (reached(condition)) return true;
+        pause_cpu();
+      }
+    } while (!failed() && Clock::now() < until);
+    return failed();
+  }
+  // The peer needs this CPU. Lending it is cheaper than sleeping, unless somebody else takes it for long.
+  if (waits_without_lending_ > 0) {
+    --waits_without_lending_;
+    return false;
+  }
+  auto before = start;
+  while (before < until) {
+    ::sched_yield();
+    if (reached(condition) || failed()) return true;
+    const auto now = Clock::now();
+    if (now - before > kLongLoan) waits_without_lending_ = kWaitsAfterLongLoan;
+    before = now;
+  }
+  return false;
+}
+
+WaitResult Lines::wait(const Condition& condition, Clock::time_point until) noexcept {
+  if (spin(condition, until)) return look(condition);
 
   WaitLine& line = segment_.wait_line(rank_);
   line.peer.store(condition.peer, std::memory_order_relaxed);

@@ -62,6 +62,8 @@ class Lines {
  private:
   bool reached_now(const Condition& condition) const noexcept;
   WaitResult look(const Condition& condition) const noexcept;
+  bool worth_spinning(const Condition& condition) const noexcept;
+  bool spin(const Condition& condition, Clock::time_point until) noexcept;
   void ring_if_complete(Counter counter, std::uint64_t before, std::uint64_t now) noexcept;
   void ring() noexcept;
   template <class Fn>
@@ -71,7 +73,9 @@ class Lines {
   Header& header_;
   const int rank_;
   const int size_;
+  const bool crowded_;
   const std::chrono::nanoseconds spin_;
+  int waits_without_lending_ = 0;
   std::uint64_t published_[3] = {0, 0, 0};
   std::vector<std::uint64_t> seen_[3];  // what this rank last read of its peers' counters
 };

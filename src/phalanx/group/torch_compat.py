@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,8 +11,19 @@ from torch.distributed.distributed_c10d import GroupName
 
 __all__ = ["GroupName", "reduce_op_of", "seconds_of"]
 
+_KINDS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.BXOR)
 _ZERO = timedelta(0)
 _PREMUL_SUM: int = ReduceOp.PREMUL_SUM.value
+
+
+def _number_by_value(op: Any) -> int:
+    return int(getattr(op, "op", op).value)
+
+
+# The hash of both classes is the number, and is the quickest way to it; only if that should change, the slow way.
+_number_of: Callable[[Any], int] = (
+    hash if all(hash(ReduceOp(kind)) == hash(kind) == kind.value for kind in _KINDS) else _number_by_value
+)
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:
@@ -23,8 +35,7 @@ def seconds_of(timeout: timedelta | None) -> float | None:
 
 def reduce_op_of(op: Any) -> tuple[int, float]:
     """The number of a ReduceOp or RedOpType, and the factor of a PREMUL_SUM (1 for the others)."""
-    kind = getattr(op, "op", op)
-    number = int(kind)
+    number = _number_of(op)
     if number != _PREMUL_SUM:
         return number, 1.0
     factor = getattr(op, "factor", 1.0)
