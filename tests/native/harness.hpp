@@ -22,7 +22,7 @@ namespace stress {
 using namespace phalanx;
 
 // Longer than any call takes that is to succeed, on a slow and busy machine too.
-inline constexpr std::chrono::seconds kPatience{60};
+inline constexpr std::chrono::seconds kPatience{20};
 // As in bindings.cpp.
 inline constexpr std::chrono::milliseconds kBetweenLooks{50};
 inline constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
@@ -110,7 +110,9 @@ class Tally {
 };
 
 // Random calls on every rank, each result compared with a plain computation (random_calls.cpp).
-Complaints check_random_calls(int size, std::uint64_t seed);
+// Reductions of many ticks get a mixture of their own: theirs are the slots that are written twice and read twice.
+enum class Mixture { all_ops, long_reductions };
+Complaints check_random_calls(int size, std::uint64_t seed, Mixture mixture);
 // Every way in which a call can fail, and calls from several threads (failures.cpp).
 void run_failure_cases(Tally& tally, int size, std::uint64_t seed);
 

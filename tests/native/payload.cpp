@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 namespace stress {
 
@@ -139,15 +140,14 @@ std::byte* Memory::allocate(std::uint64_t size, std::size_t element_size, Random
 
 Memory::Memory(const std::vector<std::uint64_t>& counts, std::size_t element_size, Random& random) {
   blocks_.resize(counts.size());
-  const std::uint64_t num_pieces = random.one_in(2) ? 1 : 1 + random.below(4);
+  // Often so many pieces that no run of bytes of interest lies in one of them.
+  const std::uint64_t num_pieces = 1 + random.below(random.pick({1u, 1u, 4u, 64u}));
   const auto divide = [&](std::uint64_t count) {
-    std::vector<std::uint64_t> pieces;
-    for (std::uint64_t i = 1; i < num_pieces; ++i) {
-      pieces.push_back(random.below(count + 1));
-      count -= pieces.back();
-    }
-    pieces.push_back(count);
-    return pieces;
+    std::vector<std::uint64_t> ends{count};
+    for (std::uint64_t i = 1; i < num_pieces; ++i) ends.push_back(random.below(count + 1));
+    std::sort(ends.begin(), ends.end());
+    std::adjacent_difference(ends.begin(), ends.end(), ends.begin());
+    return ends;
   };
   if (counts.empty()) return;
   const bool even = std::all_of(counts.begin(), counts.end(), [&](std::uint64_t count) { return count == counts[0]; });

@@ -9,7 +9,8 @@ namespace stress {
 
 namespace {
 
-constexpr int kCallsAWorld = 150;
+constexpr std::uint64_t kCallsAWorld = 150;
+constexpr std::uint64_t kLongCallsAWorld = 40;
 constexpr std::uint64_t kLargestBytes = 24 * 1024;
 // Calls in a row that may keep their op and root, so that a rank that waits for nobody gets far ahead.
 constexpr std::uint64_t kRun = 8;
@@ -57,12 +58,14 @@ std::uint64_t random_count(Random& random, const Tuning& tuning, std::size_t ele
   }
 }
 
-Plan random_plan(std::uint64_t seed, std::uint64_t index, int size, const Tuning& tuning) {
+Plan random_plan(std::uint64_t seed, std::uint64_t index, int size, const Tuning& tuning, Mixture mixture) {
   Random random(mix(seed, index));
   Random run(mix(seed, ~(index / kRun)));
   Random& chooser = run.one_in(3) ? run : random;
   Plan plan;
-  plan.op = static_cast<Op>(chooser.below(kNumOps));
+  const bool reductions = mixture == Mixture::long_reductions;
+  plan.op = reductions ? chooser.pick({Op::all_reduce, Op::reduce, Op::reduce_scatter})
+                       : static_cast<Op>(chooser.below(kNumOps));
   plan.root = has_root(plan.op) ? static_cast<int>(chooser.below(static_cast<std::uint64_t>(size))) : -1;
   plan.contents = {random.next(), random.pick(kReducedDTypes), -1, size};
   if (reduces(plan.op)) {
@@ -75,7 +78,11 @@ Plan random_plan(std::uint64_t seed, std::uint64_t index, int size, const Tuning
   const bool one_block = plan.op == Op::all_reduce || plan.op == Op::reduce || plan.op == Op::broadcast;
   const bool may_differ = plan.op == Op::all_gather || plan.op == Op::reduce_scatter || plan.op == Op::all_to_all;
   const auto parts = static_cast<std::uint64_t>(one_block ? 1 : size);
-  const auto count = [&] { return random_count(random, tuning, element_size(plan.contents.dtype), parts); };
+  const auto count = [&] {
+    const std::size_t width = element_size(plan.contents.dtype);
+    const std::uint64_t longest = kLargestBytes / parts / width;
+    return reductions ? longest - random.below(longest / 4) : random_count(random, tuning, width, parts);
+  };
   if (plan.op == Op::barrier) return plan;
   plan.counts.assign(plan.op == Op::all_to_all ? parts * parts : parts, count());
   if (may_differ && random.one_in(2)) std::generate(plan.counts.begin(), plan.counts.end(), count);
@@ -214,9 +221,10 @@ class Side {
   Memory out_;
 };
 
-void make_calls(Group& group, std::uint64_t seed, const Tuning& tuning, Complaints& complaints) {
-  for (std::uint64_t index = 0; index < kCallsAWorld; ++index) {
-    const Plan plan = random_plan(seed, index, group.size(), tuning);
+void make_calls(Group& group, std::uint64_t seed, const Tuning& tuning, Mixture mixture, Complaints& complaints) {
+  const std::uint64_t num_calls = mixture == Mixture::all_ops ? kCallsAWorld : kLongCallsAWorld;
+  for (std::uint64_t index = 0; index < num_calls; ++index) {
+    const Plan plan = random_plan(seed, index, group.size(), tuning, mixture);
     Random random(mix(mix(seed, index), static_cast<std::uint64_t>(group.rank()) + 1));
     const Side side(plan, group.rank(), random);
     if (random.one_in(4)) yield_times(random.below(200));
@@ -236,14 +244,15 @@ void make_calls(Group& group, std::uint64_t seed, const Tuning& tuning, Complain
 
 }  // namespace
 
-Complaints check_random_calls(int size, std::uint64_t seed) {
+Complaints check_random_calls(int size, std::uint64_t seed, Mixture mixture) {
   Random random(seed);
-  const Tuning tuning = random_tuning(random);
+  Tuning tuning = random_tuning(random);
+  if (mixture == Mixture::long_reductions) tuning.chunk_bytes = 256;
   const auto segment = std::make_shared<Segment>(Segment::create_private(size, tuning));
   return on_ranks(all_ranks(size), [&](int rank, Complaints& complaints) {
     // Made and unmade by its thread: a rank that is through leaves while its peers still work.
     Group group(segment, rank);
-    make_calls(group, seed, tuning, complaints);
+    make_calls(group, seed, tuning, mixture, complaints);
   });
 }
 

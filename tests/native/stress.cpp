@@ -4,7 +4,7 @@
 //   stress [seed] [rounds]
 //
 // A round has random calls and every kind of failure in worlds of 1 to 8 ranks. A seed gives the same calls again; how
-// the threads interleave is up to the machine.
+// the threads interleave is up to the machine. The round in which something fails is the last.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -45,11 +45,14 @@ int main(int argc, char** argv) {
   stress::Tally tally;
   std::atomic<bool> ended{false};
   std::thread watchdog([&] { watch(tally, ended); });
-  for (std::uint64_t round = 0; round < rounds; ++round) {
+  for (std::uint64_t round = 0; round < rounds && tally.num_failed() == 0; ++round) {
     for (const int size : stress::kWorldSizes) {
       const std::uint64_t world_seed = stress::mix(stress::mix(seed, round), static_cast<std::uint64_t>(size));
-      tally.run(stress::text("random calls, %d ranks, seed %llu", size, static_cast<unsigned long long>(world_seed)),
-                [&] { return stress::check_random_calls(size, world_seed); });
+      for (const auto mixture : {stress::Mixture::all_ops, stress::Mixture::long_reductions}) {
+        const char* what = mixture == stress::Mixture::all_ops ? "random calls" : "long reductions";
+        tally.run(stress::text("%s, %d ranks, seed %llu", what, size, static_cast<unsigned long long>(world_seed)),
+                  [&] { return stress::check_random_calls(size, world_seed, mixture); });
+      }
       stress::run_failure_cases(tally, size, world_seed);
     }
   }

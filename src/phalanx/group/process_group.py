@@ -36,6 +36,7 @@ from phalanx.types import Call, GroupInfo, Store
 
 Tensor = torch.Tensor
 _CPU = torch.device("cpu")
+_DONE = Work([])
 
 
 class ProcessGroup(TorchProcessGroup):
@@ -144,9 +145,10 @@ class ProcessGroup(TorchProcessGroup):
 
     # Collectives.
 
-    def _run(self, call: Call, timeout: timedelta | None, results: list[Tensor]) -> Work:
+    def _run(self, call: Call, timeout: timedelta | None, opts: Any, results: list[Tensor]) -> Work:
         self._group.run(call, seconds_of(timeout))
-        return Work(results)
+        # A caller whose options say that it does not look at the work gets one that is ready made.
+        return Work(results) if getattr(opts, "asyncOp", True) else _DONE
 
     def allreduce(
         self, tensors: list[Tensor] | Tensor, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
@@ -160,11 +162,11 @@ class ProcessGroup(TorchProcessGroup):
                 raise
             self._group.all_reduce_sparse(tensor, reduce_op, seconds_of(timeout))
             return Work([tensor])
-        return self._run(call, timeout, [tensor])
+        return self._run(call, timeout, opts, [tensor])
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         reduce_op, factor, timeout = _reduction(opts, None, None)
-        return self._run(all_reduce.build_coalesced(self._info, tensors, reduce_op, factor), timeout, tensors)
+        return self._run(all_reduce.build_coalesced(self._info, tensors, reduce_op, factor), timeout, opts, tensors)
 
     def reduce(
         self,
@@ -178,7 +180,7 @@ class ProcessGroup(TorchProcessGroup):
         root, timeout, opts = _rooted(opts, root, timeout)
         reduce_op, factor, timeout = _reduction(opts, op, timeout)
         tensor = self._only(tensors, "reduce")
-        return self._run(reduce.build(self._info, tensor, root, reduce_op, factor), timeout, [tensor])
+        return self._run(reduce.build(self._info, tensor, root, reduce_op, factor), timeout, opts, [tensor])
 
     def broadcast(
         self,
@@ -188,9 +190,9 @@ class ProcessGroup(TorchProcessGroup):
         *,
         root: int | None = None,
     ) -> Work:
-        root, timeout, _ = _rooted(opts, root, timeout)
+        root, timeout, opts = _rooted(opts, root, timeout)
         tensor = self._only(tensors, "broadcast")
-        return self._run(broadcast.build(self._info, tensor, root), timeout, [tensor])
+        return self._run(broadcast.build(self._info, tensor, root), timeout, opts, [tensor])
 
     def allgather(
         self,
@@ -203,7 +205,7 @@ class ProcessGroup(TorchProcessGroup):
     ) -> Work:
         tensor = self._only(input_tensors if input_tensor is None else input_tensor, "all_gather")
         outputs = self._only_list(output_tensors, "all_gather", "output_tensors")
-        return self._run(all_gather.build(self._info, outputs, tensor), _timeout(opts, timeout), outputs)
+        return self._run(all_gather.build(self._info, outputs, tensor), _timeout(opts, timeout), opts, outputs)
 
     def all_gather_single(
         self,
@@ -212,17 +214,17 @@ class ProcessGroup(TorchProcessGroup):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        return self._run(all_gather.build_single(self._info, output, input), _timeout(opts, timeout), [output])
+        return self._run(all_gather.build_single(self._info, output, input), _timeout(opts, timeout), opts, [output])
 
     def allgather_coalesced(self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None) -> Work:
         call = all_gather.build_coalesced(self._info, output_lists, input_list)
-        return self._run(call, _timeout(opts, None), [tensor for outputs in output_lists for tensor in outputs])
+        return self._run(call, _timeout(opts, None), opts, [tensor for outputs in output_lists for tensor in outputs])
 
     def all_gather_single_coalesced(
         self, output_lists: list[Tensor], input_list: list[Tensor], opts: Any = None
     ) -> Work:
         call = all_gather.build_single_coalesced(self._info, output_lists, input_list)
-        return self._run(call, _timeout(opts, None), output_lists)
+        return self._run(call, _timeout(opts, None), opts, output_lists)
 
     def gather(
         self,
@@ -234,10 +236,10 @@ class ProcessGroup(TorchProcessGroup):
         input_tensor: Tensor | None = None,
         root: int | None = None,
     ) -> Work:
-        root, timeout, _ = _rooted(opts, root, timeout)
+        root, timeout, opts = _rooted(opts, root, timeout)
         tensor = self._only(input_tensors if input_tensor is None else input_tensor, "gather")
         outputs = self._only_list(output_tensors, "gather", "output_tensors") if output_tensors else None
-        return self._run(gather.build(self._info, outputs, tensor, root), timeout, outputs or [])
+        return self._run(gather.build(self._info, outputs, tensor, root), timeout, opts, outputs or [])
 
     def scatter(
         self,
@@ -249,10 +251,10 @@ class ProcessGroup(TorchProcessGroup):
         output_tensor: Tensor | None = None,
         root: int | None = None,
     ) -> Work:
-        root, timeout, _ = _rooted(opts, root, timeout)
+        root, timeout, opts = _rooted(opts, root, timeout)
         output = self._only(output_tensors if output_tensor is None else output_tensor, "scatter")
         inputs = self._only_list(input_tensors, "scatter", "input_tensors") if input_tensors else None
-        return self._run(scatter.build(self._info, output, inputs, root), timeout, [output])
+        return self._run(scatter.build(self._info, output, inputs, root), timeout, opts, [output])
 
     def reduce_scatter(
         self,
@@ -269,7 +271,7 @@ class ProcessGroup(TorchProcessGroup):
         inputs = self._only_list(
             input_tensors if input_tensor is None else input_tensor, "reduce_scatter", "input_tensors"
         )
-        return self._run(reduce_scatter.build(self._info, output, inputs, reduce_op, factor), timeout, [output])
+        return self._run(reduce_scatter.build(self._info, output, inputs, reduce_op, factor), timeout, opts, [output])
 
     def reduce_scatter_single(
         self,
@@ -282,7 +284,7 @@ class ProcessGroup(TorchProcessGroup):
     ) -> Work:
         reduce_op, factor, timeout = _reduction(opts, op, timeout)
         call = reduce_scatter.build_single(self._info, outputTensor, inputTensor, reduce_op, factor)
-        return self._run(call, timeout, [outputTensor])
+        return self._run(call, timeout, opts, [outputTensor])
 
     def reduce_scatter_single_coalesced(
         self,
@@ -292,7 +294,7 @@ class ProcessGroup(TorchProcessGroup):
     ) -> Work:
         reduce_op, factor, timeout = _reduction(opts, None, None)
         call = reduce_scatter.build_single_coalesced(self._info, outputTensors, inputTensors, reduce_op, factor)
-        return self._run(call, timeout, outputTensors)
+        return self._run(call, timeout, opts, outputTensors)
 
     def all_to_all_single(
         self,
@@ -304,7 +306,7 @@ class ProcessGroup(TorchProcessGroup):
         timeout: timedelta | None = None,
     ) -> Work:
         call = all_to_all.build_single(self._info, output, input, output_split_sizes or [], input_split_sizes or [])
-        return self._run(call, _timeout(opts, timeout), [output])
+        return self._run(call, _timeout(opts, timeout), opts, [output])
 
     def alltoall(
         self,
@@ -313,10 +315,10 @@ class ProcessGroup(TorchProcessGroup):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        return self._run(all_to_all.build(self._info, output, input), _timeout(opts, timeout), output)
+        return self._run(all_to_all.build(self._info, output, input), _timeout(opts, timeout), opts, output)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        return self._run(barrier.build(self._info), _timeout(opts, timeout), [])
+        return self._run(barrier.build(self._info), _timeout(opts, timeout), opts, [])
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced

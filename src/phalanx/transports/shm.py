@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -15,6 +16,8 @@ from phalanx.types import DTYPE_CODES, Blocks, Call, GroupInfo
 
 _OP_NUMBERS = {name: number for number, name in enumerate(_native.OPS)}
 _SINGLE_OPS = frozenset({"all_reduce", "broadcast", "reduce"})
+# 0 for the dtypes that only move, and for calls without tensors.
+_dtype_code: Callable[[torch.dtype | None, int], int] = DTYPE_CODES.get  # type: ignore[assignment]
 _COMPLEX = frozenset(code for dtype, code in DTYPE_CODES.items() if dtype.is_complex)
 _IN_PLACE_OPS = frozenset({"all_reduce", "reduce"})
 
@@ -53,10 +56,11 @@ class ShmTransport:
             group.leave()
 
     def run(self, call: Call, timeout: float) -> None:
-        blocks = call.inputs if call.inputs is not None else call.outputs
+        inputs, outputs = call.inputs, call.outputs
+        blocks = inputs or outputs
         if call.op in _SINGLE_OPS and blocks is not None and len(blocks.tensors) == 1:
             tensor = blocks.tensors[0]
-            dtype = DTYPE_CODES.get(tensor.dtype, 0)
+            dtype = _dtype_code(call.dtype, 0)
             if tensor.is_contiguous() and not tensor.is_neg() and (dtype not in _COMPLEX or not tensor.is_conj()):
                 status = self._run_single(
                     _OP_NUMBERS[call.op],
@@ -68,8 +72,8 @@ class ShmTransport:
                     timeout,
                     tensor.data_ptr(),
                     tensor.nbytes,
-                    call.inputs is not None,
-                    call.outputs is not None,
+                    inputs is not None,
+                    outputs is not None,
                 )
                 if status != _native.FINISHED:
                     self._raise(call, status, timeout)
@@ -92,7 +96,7 @@ class ShmTransport:
             _OP_NUMBERS[call.op],
             call.reduce_op,
             call.root,
-            0 if call.dtype is None else DTYPE_CODES.get(call.dtype, 0),
+            _dtype_code(call.dtype, 0),
             call.count,
             call.layout,
             call.factor,
