@@ -58,6 +58,7 @@ class Group:
         root: int,
         dtype: int,
         count: int,
+        layout: int,
         factor: float,
         timeout: float,
         address: int,

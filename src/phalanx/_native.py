@@ -16,6 +16,7 @@ from phalanx._core_ext import (
 )
 
 __all__ = [
+    "BUSY",
     "FAILED",
     "FAILURE_ABORTED",
     "FAILURE_LEFT",
@@ -23,7 +24,10 @@ __all__ = [
     "FAILURE_TIMEOUT",
     "FINISHED",
     "FORKED",
+    "LEFT",
     "MAX_RANKS",
+    "NESTED",
+    "NO_MEMORY",
     "OPS",
     "WAS_BROKEN",
     "Group",
@@ -52,4 +56,4 @@ OPS = (
 FAILURE_MISMATCH, FAILURE_TIMEOUT, FAILURE_ABORTED, FAILURE_LEFT = 1, 2, 3, 4
 
 # What Group.run returns.
-FINISHED, FAILED, WAS_BROKEN, FORKED = 0, 1, 2, 3
+FINISHED, FAILED, WAS_BROKEN, FORKED, NESTED, BUSY, LEFT, NO_MEMORY = range(8)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]  # public, though torch's stubs do not say so
+from torch.distributed import Store  # type: ignore[attr-defined]  # torch's stubs do not export it
 
 __all__ = ["DTYPE_CODES", "NO_REDUCE_OP", "NO_ROOT", "REDUCE_OP_NAMES", "Blocks", "Call", "GroupInfo", "Store"]
 

@@ -22,7 +22,13 @@ import torch
 import torch.distributed as dist
 
 # The number of the futex system call.
-_FUTEX = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
+
+
+def shared_files() -> set[str]:
+    """The files of Phalanx in /dev/shm, of this and other programs."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith("phalanx-")}
+
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch.distributed", "phalanx", "phalanx.group.process_group"])

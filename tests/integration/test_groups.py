@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +30,161 @@ def _recreate(here: Here) -> list[float]:
 
 def test_destroy_and_recreate_on_one_store(tmp_path: Path) -> None:
     assert values(_recreate, 2, tmp_path) == [[0.0, 6.0, 12.0, 18.0, 24.0]] * 2
+
+
+def _one_after_another(here: Here, kind: str) -> int:
+    """Without a call between them a fast rank is in the next meeting while a slow one reads the keys of the last."""
+    port = int((here.folder / "port").read_text()) if kind == "tcp" else 0
+    store = dist.TCPStore("127.0.0.1", port, is_master=False) if kind == "tcp" else here.store()
+    groups = [phalanx.ProcessGroup(store, here.rank, here.size, name="same") for _ in range(30)]
+    groups += [phalanx.ProcessGroup(store, here.rank, here.size, name=f"other {i}") for i in range(5)]
+    total = torch.zeros(1)
+    for group in groups:
+        tensor = torch.ones(1)
+        group.allreduce(tensor)
+        total += tensor
+    return int(total.item())
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+def test_groups_one_after_another_on_one_store(kind: str, tmp_path: Path) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    (tmp_path / "port").write_text(str(server.port))
+    assert values(_one_after_another, 3, tmp_path, kind) == [35 * 3] * 3
+
+
+def _init_tcp(here: Here) -> list[object]:
+    """tcp://, sub groups made by their members alone and by enumeration, objects on sub groups."""
+    port = int((here.folder / "port").read_text())
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the test's process has the server
+    dist.init_process_group("phalanx", init_method=f"tcp://127.0.0.1:{port}", rank=here.rank, world_size=here.size)
+    seen: list[object] = []
+    pair, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+    objects = [here.rank, "x"] if here.rank < 2 else [None, None]
+    dist.broadcast_object_list(objects, src=here.rank % 2, group=pair)
+    seen.append(objects)
+    received: list[object] = [None]
+    dist.scatter_object_list(received, [10, 20] if here.rank < 2 else None, src=here.rank % 2, group=pair)
+    seen.append(received)
+    if here.rank in (1, 2):
+        local = dist.new_group([1, 2], use_local_synchronization=True, timeout=timedelta(seconds=0.2))
+        gathered: list[object] = [None, None]
+        dist.all_gather_object(gathered, {"rank": here.rank}, group=local)
+        seen.append(gathered)
+        if here.rank == 1:
+            with pytest.raises(phalanx.CallTimeout, match=r"timeout of 0\.2 s: rank 1 did not come"):
+                dist.barrier(group=local)
+    dist.barrier()
+    dist.destroy_process_group()
+    return seen
+
+
+def test_tcp_and_sub_groups(tmp_path: Path) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    (tmp_path / "port").write_text(str(server.port))
+    both = [{"rank": 1}, {"rank": 2}]
+    assert values(_init_tcp, 4, tmp_path) == [
+        [[0, "x"], [10]],
+        [[1, "x"], [10], both],
+        [[0, "x"], [20], both],
+        [[1, "x"], [20]],
+    ]
+
+
+def _sparse(here: Here, dtype: torch.dtype, average: bool) -> list[object]:
+    here.init()
+    rank = here.rank
+    indices = torch.tensor([[0, 1 + rank], [0, 2]])
+    values = torch.tensor([[256.0 if rank == 0 else 1.0, 0.0], [2.0 * rank, 4.0]], dtype=dtype)
+    tensor = torch.sparse_coo_tensor(indices, values, (6, 3, 2), check_invariants=False)
+    dense = tensor.to_dense()
+    op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+    dist.all_reduce(tensor, op=op)
+    dist.all_reduce(dense, op=op)
+    empty = torch.sparse_coo_tensor(size=(4, 4), dtype=dtype, check_invariants=False)
+    dist.all_reduce(empty, op=op)
+    return [torch.equal(tensor.to_dense(), dense), tensor.is_coalesced(), empty._nnz()]
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_sparse_tensors_reduce_as_dense_ones_do(dtype: torch.dtype, average: bool, tmp_path: Path) -> None:
+    assert values(_sparse, 4, tmp_path, dtype, average) == [[True, True, 0]] * 4
+
+
+def _sparse_wrong(here: Here) -> list[str]:
+    here.init()
+    codes = []
+    for dtype, op in ((torch.bool, "AVG"), (torch.float32, "MAX"), (torch.qint8, "SUM")):
+        values = torch.ones(1) if dtype is torch.qint8 else torch.ones(1, dtype=dtype)
+        tensor = torch.sparse_coo_tensor(torch.zeros(1, 1), values, (3,), check_invariants=False)
+        if dtype is torch.qint8:
+            tensor = torch.ones(2, 2).to_sparse_csr()
+        with pytest.raises(phalanx.InvalidCall) as caught:
+            dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
+        codes.append(caught.value.code)
+    size = 3 + here.rank
+    with pytest.raises(phalanx.Mismatch) as mismatch:
+        dist.all_reduce(torch.sparse_coo_tensor(torch.zeros(1, 1), torch.ones(1), (size,), check_invariants=False))
+    codes.append(mismatch.value.code)
+    with pytest.raises(phalanx.Aborted):
+        dist.barrier()
+    return codes
+
+
+def test_sparse_tensors_that_are_wrong(tmp_path: Path) -> None:
+    codes = ["INVALID:REDUCE_OP", "INVALID:REDUCE_OP", "INVALID:LAYOUT", "MISMATCH:SHAPE"]
+    assert values(_sparse_wrong, 2, tmp_path) == [codes] * 2
+
+
+def _shared_pieces(here: Here) -> list[float]:
+    """The same memory twice in one coalesced call."""
+    here.init()
+    tensor = torch.full((4,), here.rank + 1.0)
+    dist.all_reduce_coalesced([tensor, tensor])
+    other = torch.full((6,), here.rank + 1.0)
+    dist.all_reduce_coalesced([other[:4], other[2:]])
+    return [*tensor.tolist(), *other.tolist()]
+
+
+def test_pieces_of_a_coalesced_call_that_share_memory(tmp_path: Path) -> None:
+    assert values(_shared_pieces, 2, tmp_path) == [[3.0] * 10] * 2
+
+
+def _no_memory(here: Here) -> list[str]:
+    here.init()
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    codes = []
+    for call in (
+        lambda: dist.all_reduce(freed),
+        lambda: dist.all_gather_single(freed, torch.ones(2)),
+        lambda: dist.all_gather([torch.empty(4), torch.empty(4)], freed),
+    ):
+        with pytest.raises(phalanx.InvalidCall) as caught:
+            call()
+        codes.append(caught.value.code)
+    dist.barrier()
+    return codes
+
+
+def test_tensors_without_memory_are_refused(tmp_path: Path) -> None:
+    assert values(_no_memory, 2, tmp_path) == [["INVALID:TENSOR"] * 3] * 2
+
+
+def _moving_dtypes(here: Here) -> str:
+    here.init()
+    tensor = torch.empty(8, dtype=torch.bits8 if here.rank else torch.bits16)
+    try:
+        dist.broadcast(tensor, 0)
+        dist.barrier()
+    except phalanx.Mismatch as error:
+        return error.code
+    return "nothing"
+
+
+def test_dtypes_that_only_move_are_told_apart(tmp_path: Path) -> None:
+    assert values(_moving_dtypes, 2, tmp_path) == ["MISMATCH:SHAPE"] * 2
 
 
 def _many(here: Here) -> list[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Here, run, values
+from ranks import Here, run, shared_files, values
 
 from phalanx import _native
 from phalanx.transports import rendezvous
@@ -62,9 +62,9 @@ def _fall_back(here: Here) -> float:
 
 
 def test_where_proc_is_hidden_a_file_serves(tmp_path: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = shared_files()
     assert values(_fall_back, 3, tmp_path) == [3.0] * 3
-    assert set(os.listdir("/dev/shm")) <= before
+    assert shared_files() <= before
 
 
 def _cannot_share(here: Here) -> None:
@@ -73,7 +73,7 @@ def _cannot_share(here: Here) -> None:
 
 
 def test_ranks_that_cannot_share_are_told_so(tmp_path: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = shared_files()
     for end in run(_cannot_share, 3, tmp_path):
         assert (end.error, end.code) == ("GroupError", "GROUP:NOT_SHARED")
         assert "the ranks do not share memory" in end.text
@@ -81,11 +81,11 @@ def test_ranks_that_cannot_share_are_told_so(tmp_path: Path) -> None:
         assert "  rank 2 (host " in end.text
         assert "  rank 0 (host " not in end.text
         assert "Next: start all ranks in one container" in end.text
-    assert set(os.listdir("/dev/shm")) <= before
+    assert shared_files() <= before
 
 
 def test_a_file_whose_maker_was_killed_is_removed_by_the_next_group(tmp_path: Path) -> None:
-    orphan = Path("/dev/shm/phalanx-orphan")
+    orphan = Path(f"/dev/shm/phalanx-orphan-{os.getpid()}")
     orphan.write_bytes(b"x")
     try:
         values(_fall_back, 2, tmp_path)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -142,6 +143,27 @@ SPELLINGS: dict[str, tuple[Spelling, list[list[float]]]] = {
         lambda g, r, t, o, i: g.alltoall(o, i, _options(AllToAllOptions)),
         [[0, 0, 10, 10], [1, 1, 11, 11]],
     ),
+    "tensor=": (lambda g, r, t, o, i: g.allreduce(tensor=t, op=_MAX), [[1, 1], [1, 1]]),
+    "broadcast(tensor=)": (lambda g, r, t, o, i: g.broadcast(tensor=t, root=1), [[1, 1], [1, 1]]),
+    "reduce(tensor=)": (lambda g, r, t, o, i: g.reduce(tensor=t, root=1), [[0, 0], [1, 1]]),
+    "reduce_scatter(output=)": (lambda g, r, t, o, i: g.reduce_scatter(output=t, input=i), [[10, 10], [12, 12]]),
+    "reduce_scatter_single_coalesced(outputs=)": (
+        lambda g, r, t, o, i: g.reduce_scatter_single_coalesced(outputs=[t], inputs=[torch.cat(i)]),
+        [[10, 10], [12, 12]],
+    ),
+    "all_gather_single_coalesced(outputs=)": (
+        lambda g, r, t, o, i: g.all_gather_single_coalesced(outputs=[torch.empty(4)], inputs=[t]),
+        [[0, 0, 1, 1]] * 2,
+    ),
+    "alltoall(output_tensors=)": (
+        lambda g, r, t, o, i: g.alltoall(output_tensors=o, input_tensors=i),
+        [[0, 0, 10, 10], [1, 1, 11, 11]],
+    ),
+    "all_to_all_single(output_tensor=)": (
+        lambda g, r, t, o, i: g.all_to_all_single(output_tensor=torch.empty(4), input_tensor=torch.cat(i)),
+        [[0, 0, 10, 10], [1, 1, 11, 11]],
+    ),
+    "broadcast(numpy root)": (lambda g, r, t, o, i: g.broadcast(t, numpy.int64(1)), [[1, 1], [1, 1]]),
     "alltoall(timeout=)": (lambda g, r, t, o, i: g.alltoall(o, i, timeout=_SECOND), [[0, 0, 10, 10], [1, 1, 11, 11]]),
     "barrier()": (lambda g, r, t, o, i: g.barrier(), [[], []]),
     "barrier(opts)": (lambda g, r, t, o, i: g.barrier(_options(BarrierOptions)), [[], []]),
@@ -203,9 +225,60 @@ def test_a_rank_outside_of_the_group(rank: int, size: int) -> None:
         phalanx.ProcessGroup(dist.HashStore(), rank, size)
 
 
-def test_a_timeout_that_is_none() -> None:
+@pytest.mark.parametrize("timeout", [timedelta(0), 5.0, None])
+def test_a_timeout_that_is_none(timeout: Any) -> None:
     with pytest.raises(phalanx.GroupError, match="expected a timeout above zero"):
-        phalanx.ProcessGroup(dist.HashStore(), 0, 1, timeout=timedelta(0))
+        phalanx.ProcessGroup(dist.HashStore(), 0, 1, timeout=timeout)
+
+
+def test_a_store_that_is_none() -> None:
+    with pytest.raises(phalanx.GroupError, match=r"expected a torch\.distributed\.Store, got None"):
+        phalanx.ProcessGroup(None, 0, 1)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def alone() -> phalanx.ProcessGroup:
+    return phalanx.ProcessGroup(dist.HashStore(), 0, 1, name="alone")
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("send", ([torch.ones(1)], 0, 0)),
+        ("recv", ([torch.ones(1)], 0, 0)),
+        ("recv_anysource", ([torch.ones(1)], 0)),
+        ("monitored_barrier", ()),
+        ("split_group", ([0],)),
+        ("merge_remote_group", (dist.HashStore(), 1)),
+    ],
+)
+def test_what_this_version_does_not_have_says_so(
+    alone: phalanx.ProcessGroup, method: str, arguments: tuple[Any, ...]
+) -> None:
+    with pytest.raises(phalanx.InvalidCall, match="this version does not have it"):
+        getattr(alone, method)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda g: g.allreduce(torch.ones(1), op="sum"), "expected a torch.distributed.ReduceOp, got 'sum'"),
+        (lambda g: g.allreduce(torch.ones(1), op=3), "expected a torch.distributed.ReduceOp, got 3"),
+        (lambda g: g.allreduce(torch.ones(1), timeout=5.0), "expected a timeout as a datetime.timedelta, got 5.0"),
+    ],
+)
+def test_arguments_of_the_wrong_type(
+    alone: phalanx.ProcessGroup, call: Callable[[phalanx.ProcessGroup], Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(alone)
+
+
+def test_all_to_all_whose_own_block_differs(alone: phalanx.ProcessGroup) -> None:
+    with pytest.raises(phalanx.InvalidCall, match="got 2 elements of input and 4 of output"):
+        alone.all_to_all_single(torch.ones(4), torch.ones(2))
+    with pytest.raises(phalanx.InvalidCall, match="got 2 elements of input and 4 of output"):
+        alone.alltoall([torch.ones(4)], [torch.ones(2)])
 
 
 def test_too_many_ranks() -> None:

@@ -51,7 +51,8 @@ class Random {
 
 [[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
 
-// Slots, chunks and one-shot limits small enough that short calls take all paths; waiters that spin, or sleep at once.
+// Slots, chunks and one-shot limits small enough that short calls take all paths; waiters that spin,
+// lend their CPU or sleep at once.
 Tuning random_tuning(Random& random);
 
 // What went wrong; empty where nothing did.

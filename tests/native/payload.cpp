@@ -49,8 +49,11 @@ void encode(DType dtype, std::int64_t number, std::byte* to) {
 
 }  // namespace
 
-std::int64_t Contents::number(int rank, int block, std::uint64_t i) const {
-  const std::uint64_t place = mix(key, static_cast<std::uint64_t>(rank) << 32 | static_cast<std::uint64_t>(block));
+std::uint64_t Contents::place(int rank, int block) const {
+  return mix(key, static_cast<std::uint64_t>(rank) << 32 | static_cast<std::uint64_t>(block));
+}
+
+std::int64_t Contents::number(std::uint64_t place, std::uint64_t i) const {
   const std::uint64_t hash = (place ^ i) * 0x9e3779b97f4a7c15;
   if (reduce_op < 0) return static_cast<std::int64_t>(dtype == DType::bytes ? hash >> 56 : hash >> 57);
   const auto eight = static_cast<std::int64_t>(hash >> 61);
@@ -74,7 +77,8 @@ Bytes Contents::input(int rank, int block, std::uint64_t count) const {
   Bytes bytes(count * element_size(dtype));
   const std::uint64_t numbers = is_complex(dtype) ? 2 * count : count;
   const std::size_t width = numbers == 0 ? 0 : bytes.size() / numbers;
-  for (std::uint64_t i = 0; i < numbers; ++i) encode(dtype, number(rank, block, i), bytes.data() + i * width);
+  const std::uint64_t here = place(rank, block);
+  for (std::uint64_t i = 0; i < numbers; ++i) encode(dtype, number(here, i), bytes.data() + i * width);
   return bytes;
 }
 
@@ -104,8 +108,15 @@ Bytes Contents::reduced(int block, std::uint64_t count) const {
   const std::uint64_t parts = is_complex(dtype) ? 2 : 1;
   const std::size_t width = element_size(dtype) / parts;
   const bool multiplies_complex = parts == 2 && reduce_op == static_cast<int>(ReduceOp::product);
+  std::vector<std::uint64_t> places;
+  std::vector<std::int64_t> factors;
+  for (int rank = 0; rank < size; ++rank) {
+    places.push_back(place(rank, block));
+    factors.push_back(static_cast<std::int64_t>(factor(rank)));
+  }
   const auto scaled = [&](int rank, std::uint64_t i) {
-    return number(rank, block, i) * static_cast<std::int64_t>(factor(rank));
+    const auto r = static_cast<std::size_t>(rank);
+    return number(places[r], i) * factors[r];
   };
   for (std::uint64_t i = 0; i < count * parts; ++i) {
     std::int64_t result = scaled(0, i);

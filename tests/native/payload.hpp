@@ -33,7 +33,8 @@ struct Contents {
   double factor(int rank) const;
 
  private:
-  std::int64_t number(int rank, int block, std::uint64_t i) const;
+  std::uint64_t place(int rank, int block) const;
+  std::int64_t number(std::uint64_t place, std::uint64_t i) const;
   std::int64_t fold(std::int64_t a, std::int64_t b) const;
 };
 

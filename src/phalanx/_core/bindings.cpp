@@ -3,10 +3,11 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -22,7 +23,16 @@ namespace {
 constexpr std::chrono::milliseconds kBetweenSignals{50};
 
 // What Group.run returns; _native.py names the values.
-enum class Result : int { finished = 0, failed = 1, was_broken = 2, forked = 3 };
+enum class Result : int {
+  finished = 0,
+  failed = 1,
+  was_broken = 2,
+  forked = 3,
+  nested = 4,
+  busy = 5,
+  left = 6,
+  no_memory = 7
+};
 
 using Addresses = std::vector<std::uint64_t>;
 
@@ -40,7 +50,13 @@ Nonce to_nonce(const nb::bytes& bytes) {
   return nonce;
 }
 
-Piece to_piece(std::uint64_t address, std::uint64_t size) { return {reinterpret_cast<std::byte*>(address), size}; }
+// Tensors that only pretend to have memory (fake ones, wrappers, storage that was resized away) have address 0.
+struct NoMemory {};
+
+Piece to_piece(std::uint64_t address, std::uint64_t size) {
+  if (address == 0 && size > 0) throw NoMemory{};
+  return {reinterpret_cast<std::byte*>(address), size};
+}
 
 // `num` blocks out of the pieces: listed block by block, or every piece cut evenly.
 void fill(Blocks& blocks, const Addresses& addresses, const std::vector<std::uint64_t>& sizes, std::size_t num,
@@ -64,61 +80,113 @@ void check(const Group& group, int op, int reduce_op, int root, int dtype) {
   if (reduces && kernel_of(dtype, reduce_op) == nullptr) {
     throw std::invalid_argument("no kernel for this dtype and reduce op");
   }
-  if (root >= group.size()) throw std::invalid_argument("root is not a rank of the group");
+  const bool rooted = kind == Op::broadcast || kind == Op::reduce || kind == Op::gather || kind == Op::scatter;
+  if (rooted && (root < 0 || root >= group.size())) throw std::invalid_argument("root is not a rank of the group");
 }
 
-void check_signals(Group& group) {
-  if (PyErr_CheckSignals() == 0) return;
-  nb::python_error error;
-  group.abort("interrupted by a signal");
-  throw error;
-}
-
-class Hold {
+// Without the GIL for its lifetime. Only the main thread may be given back the GIL before the work is done: others have
+// no signals to look at, and a thread that asks for the GIL while the interpreter ends is ended by it, half-way.
+class WithoutGil {
  public:
-  explicit Hold(Group& group) : group_(group) {
-    while (!acquire()) {
-      if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    }
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() {
+    while (finalizing() && !on_main_thread()) ::pause();
+    PyEval_RestoreThread(state_);
   }
-  ~Hold() { group_.release(); }
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+  static bool on_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
 
  private:
-  bool acquire() {
-    if (group_.acquire(Clock::time_point::min())) return true;
-    nb::gil_scoped_release nogil;
-    return group_.acquire(Clock::now() + kBetweenSignals);
+  static bool finalizing() {
+#if PY_VERSION_HEX >= 0x030d0000
+    return Py_IsFinalizing() != 0;
+#else
+    return _Py_IsFinalizing() != 0;
+#endif
   }
-  Group& group_;
+  PyThreadState* state_;
 };
 
-Result run_held(Group& group, double timeout) {
-  if (group.broken()) return Result::was_broken;
-  const auto limit = std::chrono::duration<double>(std::clamp(timeout, 0.0, 1e9));
+// When to come back for signals.
+Clock::time_point next_look() {
+  return WithoutGil::on_main_thread() ? Clock::now() + kBetweenSignals : Clock::time_point::max();
+}
+
+// Holds the group for one call, unless it is not free in time.
+class Hold {
+ public:
+  Hold(Group& group, Clock::time_point until) : group_(group), held_(group.try_acquire()) {
+    while (!held_ && Clock::now() < until) {
+      {
+        WithoutGil without;
+        held_ = group_.acquire(std::min(until, next_look()));
+      }
+      if (!held_ && PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+  }
+  ~Hold() {
+    if (held_) group_.release();
+  }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+  explicit operator bool() const { return held_; }
+
+ private:
+  Group& group_;
+  bool held_;
+};
+
+// A call that began and did not come to its end leaves the group in no state to go on.
+class AbortUnlessDone {
+ public:
+  explicit AbortUnlessDone(Group& group) : group_(group) {}
+  ~AbortUnlessDone() {
+    if (!done_) group_.abort("interrupted in the middle of a call");
+  }
+  AbortUnlessDone(const AbortUnlessDone&) = delete;
+  AbortUnlessDone& operator=(const AbortUnlessDone&) = delete;
+  void done() { done_ = true; }
+
+ private:
+  Group& group_;
+  bool done_ = false;
+};
+
+// Starts the request that has been filled in and proceeds to its end.
+Result carry_out(Group& group, std::chrono::nanoseconds timeout) {
+  AbortUnlessDone guard(group);
   bool started = false;
   while (true) {
     Outcome outcome;
     {
-      nb::gil_scoped_release nogil;
-      if (!started) group.start(std::chrono::duration_cast<std::chrono::nanoseconds>(limit));
+      WithoutGil without;
+      if (!started) group.start(timeout);
       started = true;
-      outcome = group.proceed(Clock::now() + kBetweenSignals);
+      outcome = group.proceed(next_look());
     }
-    if (outcome == Outcome::finished) return Result::finished;
-    if (outcome == Outcome::failed) return Result::failed;
-    check_signals(group);
+    if (outcome != Outcome::pending) {
+      guard.done();
+      return outcome == Outcome::finished ? Result::finished : Result::failed;
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
 }
 
-int run(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
-        double factor, double timeout, const Addresses& in, const std::vector<std::uint64_t>& in_sizes,
-        std::size_t num_in, bool in_listed, const Addresses& out, const std::vector<std::uint64_t>& out_sizes,
-        std::size_t num_out, bool out_listed) {
+// The part of a request that is the same for all forms of tensors. `fill_blocks` adds the rest.
+template <class Fill>
+int run_request(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
+                double factor, double timeout, Fill&& fill_blocks) {
   check(group, op, reduce_op, root, dtype);
   if (group.forked()) return static_cast<int>(Result::forked);
-  Hold hold(group);
+  if (group.held_here()) return static_cast<int>(Result::nested);
+  const auto limit = std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::duration<double>(std::clamp(timeout, 0.0, 1e9)));
+  Hold hold(group, Clock::now() + limit);
+  if (!hold) return static_cast<int>(Result::busy);
+  if (group.has_left()) return static_cast<int>(Result::left);
+  if (group.broken()) return static_cast<int>(Result::was_broken);
   Request& request = group.request();
   request.op = static_cast<Op>(op);
   request.reduce_op = reduce_op;
@@ -127,31 +195,34 @@ int run(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t c
   request.count = count;
   request.layout = layout;
   request.factor = factor;
-  fill(request.in, in, in_sizes, num_in, in_listed);
-  fill(request.out, out, out_sizes, num_out, out_listed);
-  return static_cast<int>(run_held(group, timeout));
+  try {
+    fill_blocks(request);
+  } catch (const NoMemory&) {
+    return static_cast<int>(Result::no_memory);
+  }
+  return static_cast<int>(carry_out(group, limit));
+}
+
+int run(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
+        double factor, double timeout, const Addresses& in, const std::vector<std::uint64_t>& in_sizes,
+        std::size_t num_in, bool in_listed, const Addresses& out, const std::vector<std::uint64_t>& out_sizes,
+        std::size_t num_out, bool out_listed) {
+  return run_request(group, op, reduce_op, root, dtype, count, layout, factor, timeout, [&](Request& request) {
+    fill(request.in, in, in_sizes, num_in, in_listed);
+    fill(request.out, out, out_sizes, num_out, out_listed);
+  });
 }
 
 // The common case of one tensor, read, written or both, without lists.
-int run_single(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, double factor,
-               double timeout, std::uint64_t address, std::uint64_t size, bool reads, bool writes) {
-  check(group, op, reduce_op, root, dtype);
-  if (group.forked()) return static_cast<int>(Result::forked);
-  Hold hold(group);
-  Request& request = group.request();
-  request.op = static_cast<Op>(op);
-  request.reduce_op = reduce_op;
-  request.root = root;
-  request.dtype = static_cast<DType>(dtype);
-  request.count = count;
-  request.layout = 0;
-  request.factor = factor;
-  const Piece piece = to_piece(address, size);
-  request.in.clear();
-  request.out.clear();
-  if (reads) request.in.add_block(&piece, 1);
-  if (writes) request.out.add_block(&piece, 1);
-  return static_cast<int>(run_held(group, timeout));
+int run_single(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
+               double factor, double timeout, std::uint64_t address, std::uint64_t size, bool reads, bool writes) {
+  return run_request(group, op, reduce_op, root, dtype, count, layout, factor, timeout, [&](Request& request) {
+    const Piece piece = to_piece(address, size);
+    request.in.clear();
+    request.out.clear();
+    if (reads) request.in.add_block(&piece, 1);
+    if (writes) request.out.add_block(&piece, 1);
+  });
 }
 
 nb::dict failure_of(const Group& group) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <stdexcept>
 #include <utility>
 
 namespace phalanx {
@@ -9,6 +10,13 @@ namespace phalanx {
 namespace {
 
 constexpr std::uint64_t kKiB = 1024;
+
+int checked(int rank, int size) {
+  if (rank < 0 || rank >= size) {
+    throw std::invalid_argument("rank " + std::to_string(rank) + " is not in a group of " + std::to_string(size));
+  }
+  return rank;
+}
 
 }  // namespace
 
@@ -25,8 +33,13 @@ Tuning tuning_for(int ranks, int cpus) {
 }
 
 Group::Group(std::shared_ptr<Segment> segment, int rank)
-    : segment_(std::move(segment)), lines_(*segment_, rank), call_(*segment_, lines_, history_) {
+    : segment_(std::move(segment)),
+      lines_(*segment_, checked(rank, segment_->size())),
+      call_(*segment_, lines_, history_) {
   history_.verified.resize(static_cast<std::size_t>(segment_->size()), 0);
+  if (segment_->control(rank).claimed.exchange(1, std::memory_order_relaxed) != 0) {
+    throw std::runtime_error("rank " + std::to_string(rank) + " of this group is taken by another process");
+  }
 }
 
 Group::~Group() { leave(); }
@@ -60,10 +73,14 @@ Outcome Group::proceed(Clock::time_point until) {
       case WaitResult::left:
         report(FailureKind::left, lines_.first_left(condition), {}, "");
         return Outcome::failed;
+      case WaitResult::interrupted:
+        return Outcome::pending;
       case WaitResult::expired:
         break;
     }
-    if (Clock::now() < deadline_) return Outcome::pending;
+    const auto now = Clock::now();
+    if (now < until) continue;
+    if (now < deadline_) return Outcome::pending;
     const std::vector<int> missing = lines_.missing(condition);
     if (missing.empty()) continue;
     report(FailureKind::timeout, -1, missing, "");
@@ -86,7 +103,7 @@ void Group::report(FailureKind kind, int peer, const std::vector<int>& missing, 
 void Group::abort(const std::string& text) { report(FailureKind::aborted, -1, {}, text); }
 
 void Group::leave() {
-  if (forked() || std::exchange(left_, true)) return;
+  if (forked() || left_.exchange(true)) return;
   lines_.leave();
 }
 

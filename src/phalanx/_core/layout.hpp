@@ -82,6 +82,7 @@ struct alignas(kLine) Control {
   std::atomic<std::uint64_t> words[kRing];
   std::atomic<std::uint64_t> counters[3];  // by Counter
   std::atomic<std::uint32_t> left;         // 1: this rank has left the group in order
+  std::atomic<std::uint32_t> claimed;      // 1: a process is this rank
   std::atomic<std::uint32_t> cpu;          // where this rank last published, plus 1; a hint
 };
 

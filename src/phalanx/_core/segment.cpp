@@ -127,7 +127,10 @@ Segment Segment::create_file(const std::string& path, int size, Tuning tuning, c
     for (;; tuning.slot_bytes /= 2) {
       const auto bytes = static_cast<off_t>(Offsets(size, tuning.slot_bytes).total);
       // Reserved space turns a full file system into an error here instead of a SIGBUS later.
-      const int error = ::posix_fallocate(fd.get(), 0, bytes);
+      int error;
+      do {
+        error = ::posix_fallocate(fd.get(), 0, bytes);
+      } while (error == EINTR);
       if (error == 0) break;
       if (::ftruncate(fd.get(), 0) != 0) fail("ftruncate of " + path);
       if (error != ENOSPC || tuning.slot_bytes / 2 < smallest_slot(size)) {
@@ -148,7 +151,8 @@ Segment Segment::create_file(const std::string& path, int size, Tuning tuning, c
 }
 
 Segment Segment::open(const std::string& path, const Nonce& nonce) {
-  Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  // The path may lead to anything: nothing here may wait, or take a terminal.
+  Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   if (fd.get() < 0) fail("open of " + path);
   struct stat status;
   if (::fstat(fd.get(), &status) != 0) fail("fstat of " + path);
@@ -163,7 +167,11 @@ Segment Segment::open(const std::string& path, const Nonce& nonce) {
     throw std::runtime_error("the segment has layout version " + std::to_string(header_bytes.version) +
                              ", this library has " + std::to_string(kVersion));
   }
-  Segment segment = map(fd.get(), header_bytes.total_bytes);
+  const std::size_t bytes = Offsets(static_cast<int>(header_bytes.size), header_bytes.tuning.slot_bytes).total;
+  if (header_bytes.total_bytes != bytes || static_cast<std::size_t>(status.st_size) < bytes) {
+    throw std::runtime_error(path + " has the wrong size for a segment");
+  }
+  Segment segment = map(fd.get(), bytes);
   fd.release();
   segment.size_ = static_cast<int>(header_bytes.size);
   segment.offsets_ = Offsets(segment.size_, header_bytes.tuning.slot_bytes);

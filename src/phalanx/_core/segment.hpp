@@ -16,7 +16,7 @@ class Segment {
  public:
   // A sparse memfd that peers reach through /proc/<pid>/fd/<fd>; only touched pages cost memory.
   static Segment create_memfd(int size, const Tuning& tuning, const Nonce& nonce);
-  // A file in `folder` (mode 0600) with all its space reserved, its slots shrunk until it fits. The caller unlinks it.
+  // A file at `path` (mode 0600) with all its space reserved, its slots shrunk until it fits. The caller unlinks it.
   static Segment create_file(const std::string& path, int size, Tuning tuning, const Nonce& nonce);
   // Maps a peer's segment. Throws std::runtime_error where it is not the segment with this nonce.
   static Segment open(const std::string& path, const Nonce& nonce);

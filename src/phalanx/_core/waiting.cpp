@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <climits>
 #include <cstring>
 #include <ctime>
@@ -16,7 +17,7 @@ namespace phalanx {
 
 namespace {
 
-// A sleep is cut here so that a peer that vanished without a word is noticed by whoever looks between sleeps.
+// No sleep is longer, so that whoever waits can look around now and then.
 constexpr std::chrono::milliseconds kLongestSleep{50};
 constexpr int kSpinsBetweenLooks = 64;
 // A CPU that comes back so late was taken by a program that computes, not by a peer.
@@ -32,10 +33,12 @@ void pause_cpu() noexcept {
 }
 
 // The futex is shared (not private): the waiters are other processes.
-void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds timeout) noexcept {
+// False when a signal ended it.
+bool futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds timeout) noexcept {
   timespec spec{static_cast<time_t>(timeout.count() / 1'000'000'000),
                 static_cast<long>(timeout.count() % 1'000'000'000)};
-  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, expected, &spec, nullptr, 0);
+  return ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, expected, &spec, nullptr, 0) == 0 ||
+         errno != EINTR;
 }
 
 void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept {
@@ -89,12 +92,13 @@ void Lines::publish(Counter counter, std::uint64_t value) noexcept {
   const std::uint64_t before = std::exchange(published_[index(counter)], value);
 #if defined(PHALANX_SEED_MISSING_RELEASE)
   // A bug on purpose: tests/native/sanitize.py shows with it that the thread sanitizer would find one like it.
-  segment_.control(rank_).counters[index(counter)].store(value, std::memory_order_relaxed);
+  constexpr auto order = std::memory_order_relaxed;
 #else
+  constexpr auto order = std::memory_order_seq_cst;
+#endif
   Control& mine = segment_.control(rank_);
   mine.cpu.store(current_cpu(), std::memory_order_relaxed);
-  mine.counters[index(counter)].store(value, std::memory_order_seq_cst);
-#endif
+  mine.counters[index(counter)].store(value, order);
   if (header_.sleepers.load(std::memory_order_seq_cst) != 0) ring_if_complete(counter, before, value);
 }
 
@@ -111,7 +115,7 @@ void Lines::ring_if_complete(Counter counter, std::uint64_t before, std::uint64_
     const bool complete = all_peers(condition, waiter, [&](int peer) {
       return segment_.control(peer).counters[index(counter)].load(std::memory_order_seq_cst);
     });
-    if (complete) return ring();  // one ring wakes all; the others look and sleep on
+    if (complete) return ring();  // one ring wakes all; those who wait for something else go on waiting
   }
 }
 
@@ -180,8 +184,9 @@ WaitResult Lines::wait(const Condition& condition, Clock::time_point until) noex
   if (result == WaitResult::expired) {
     const auto now = Clock::now();
     if (now < until) {
-      futex_wait(header_.bell, bell, std::min<std::chrono::nanoseconds>(until - now, kLongestSleep));
+      const bool woken = futex_wait(header_.bell, bell, std::min<std::chrono::nanoseconds>(until - now, kLongestSleep));
       result = look(condition);
+      if (!woken && result == WaitResult::expired) result = WaitResult::interrupted;
     }
   }
   header_.sleepers.fetch_sub(1, std::memory_order_seq_cst);
@@ -230,7 +235,7 @@ Failure Lines::failure() const {
       Failure lost{};
       lost.kind = FailureKind::aborted;
       lost.rank = lost.peer = -1;
-      std::strcpy(lost.text, "a rank died while it reported a failure");
+      std::strcpy(lost.text, "a rank died or was held up while it reported a failure");
       return lost;
     }
     std::this_thread::yield();

@@ -30,9 +30,10 @@ struct Condition {
 
 enum class WaitResult {
   reached,
-  failed,   // the group has a failure (Lines::failure)
-  left,     // a peer that the condition needs has left the group
-  expired,  // `until` has passed, or a signal came: look around and wait again
+  failed,       // the group has a failure (Lines::failure)
+  left,         // a peer that the condition needs has left the group
+  expired,      // not yet, and `until` has passed, or somebody was woken for another condition
+  interrupted,  // not yet, and a signal came
 };
 
 class Lines {

@@ -23,6 +23,7 @@ def build(info: GroupInfo, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) 
     dtype = inputs[0].dtype
     check_same_dtype(info, "all_to_all", "inputs", inputs, dtype)
     check_same_dtype(info, "all_to_all", "outputs", outputs, dtype)
+    _check_own(info, inputs[info.rank].numel(), outputs[info.rank].numel())
     return Call(
         "all_to_all",
         meaning,
@@ -42,14 +43,10 @@ def build_single(
     dtype = tensor.dtype
     if output.dtype is not dtype:
         check_same_dtype(info, "all_to_all", "output", [output], dtype)
-    return Call(
-        "all_to_all",
-        meaning,
-        _cut(info, "tensor", tensor, "input_splits", input_splits),
-        _cut(info, "output", output, "output_splits", output_splits),
-        dtype=dtype,
-        count=-1,
-    )
+    inputs = _cut(info, "tensor", tensor, "input_splits", input_splits)
+    outputs = _cut(info, "output", output, "output_splits", output_splits)
+    _check_own(info, _own_numel(info, inputs), _own_numel(info, outputs))
+    return Call("all_to_all", meaning, inputs, outputs, dtype=dtype, count=-1)
 
 
 def meaning(calls: Sequence[Call]) -> None:
@@ -57,6 +54,22 @@ def meaning(calls: Sequence[Call]) -> None:
     for rank, call in enumerate(calls):
         if call.outputs:
             give(call.outputs, [blocks[rank] for blocks in sent])
+
+
+def _own_numel(info: GroupInfo, blocks: Blocks) -> int:
+    return blocks.tensors[0].numel() // info.size if blocks.sizes is None else blocks.sizes[info.rank]
+
+
+def _check_own(info: GroupInfo, sent: int, received: int) -> None:
+    if sent != received:
+        fail(
+            info,
+            "all_to_all",
+            "SIZE",
+            f"expected this rank's block for itself to be of one size on both sides, got {sent} elements of input and "
+            f"{received} of output",
+            f"make entry {info.rank} of the inputs as large as entry {info.rank} of the outputs",
+        )
 
 
 def _cut(info: GroupInfo, name: str, tensor: Tensor, splits_name: str, splits: Sequence[int]) -> Blocks:

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 
+from phalanx.errors import Mismatch
 from phalanx.group.sparse import all_reduce_sparse
 from phalanx.transports.base import Transport
 from phalanx.transports.rendezvous import join
@@ -38,7 +39,12 @@ class Group:
         self._transport.run(call, self.timeout if timeout is None else timeout)
 
     def all_reduce_sparse(self, tensor: torch.Tensor, reduce_op: int, timeout: float | None = None) -> None:
-        all_reduce_sparse(self.info, lambda call: self.run(call, timeout), tensor, reduce_op)
+        try:
+            all_reduce_sparse(self.info, lambda call: self.run(call, timeout), tensor, reduce_op)
+        except Mismatch:
+            # The dense calls agreed, so the transport does not know of it.
+            self.abort("ranks disagreed about a sparse tensor")
+            raise
 
     def abort(self, reason: str = "") -> None:
         self._transport.abort(reason)

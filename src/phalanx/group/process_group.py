@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup as TorchProcessGroup
-from torch.distributed import ReduceOp
 
 from phalanx.collectives import (
     all_gather,
@@ -30,7 +29,8 @@ from phalanx.collectives import (
 )
 from phalanx.errors import GroupError, InvalidCall
 from phalanx.group.group import DEFAULT_TIMEOUT, Group
-from phalanx.group.torch_compat import GroupName, reduce_op_of, seconds_of
+from phalanx.group.spellings import given, reduction_of, root_of, timeout_of
+from phalanx.group.torch_compat import GroupName, seconds_of
 from phalanx.group.work import Work
 from phalanx.types import Call, GroupInfo, Store
 
@@ -61,9 +61,12 @@ class ProcessGroup(TorchProcessGroup):
                 group=name,
                 hint="give every process its own rank below world_size",
             )
-        if timeout <= timedelta(0):
+        _check_timeout(timeout, name)
+        if not isinstance(store, Store):
             raise GroupError(
-                f"expected a timeout above zero, got {timeout}", group=name, hint="pass a positive timedelta"
+                f"expected a torch.distributed.Store, got {store!r}",
+                group=name,
+                hint="make a TCPStore or FileStore that all ranks reach",
             )
         super().__init__(rank, world_size)  # type: ignore[call-arg]
         self._store = store
@@ -84,7 +87,7 @@ class ProcessGroup(TorchProcessGroup):
         return "phalanx"
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
-        """The group is its own backend: torch looks here for what a backend supports and for its options."""
+        """The group is its own backend: torch looks here for what a backend supports."""
         return self
 
     @property
@@ -124,6 +127,7 @@ class ProcessGroup(TorchProcessGroup):
         return self._desc
 
     def set_timeout(self, timeout: timedelta) -> None:
+        _check_timeout(timeout, self._info.name)
         self._group.timeout = timeout.total_seconds()
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
@@ -151,10 +155,16 @@ class ProcessGroup(TorchProcessGroup):
         return Work(results) if getattr(opts, "asyncOp", True) else _DONE
 
     def allreduce(
-        self, tensors: list[Tensor] | Tensor, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+        self,
+        tensors: list[Tensor] | Tensor | None = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
+        tensor: Tensor | None = None,
     ) -> Work:
-        reduce_op, factor, timeout = _reduction(opts, op, timeout)
-        tensor = self._only(tensors, "all_reduce")
+        reduce_op, factor, timeout = reduction_of(opts, op, timeout)
+        tensor = self._only(tensors if tensor is None else tensor, "all_reduce")
         try:
             call = all_reduce.build(self._info, tensor, reduce_op, factor)
         except InvalidCall as error:
@@ -165,33 +175,35 @@ class ProcessGroup(TorchProcessGroup):
         return self._run(call, timeout, opts, [tensor])
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        reduce_op, factor, timeout = _reduction(opts, None, None)
+        reduce_op, factor, timeout = reduction_of(opts, None, None)
         return self._run(all_reduce.build_coalesced(self._info, tensors, reduce_op, factor), timeout, opts, tensors)
 
     def reduce(
         self,
-        tensors: list[Tensor] | Tensor,
+        tensors: list[Tensor] | Tensor | None = None,
         opts: Any = None,
         op: Any = None,
         timeout: timedelta | None = None,
         *,
         root: int | None = None,
+        tensor: Tensor | None = None,
     ) -> Work:
-        root, timeout, opts = _rooted(opts, root, timeout)
-        reduce_op, factor, timeout = _reduction(opts, op, timeout)
-        tensor = self._only(tensors, "reduce")
+        root, timeout, opts = root_of(opts, root, timeout)
+        reduce_op, factor, timeout = reduction_of(opts, op, timeout)
+        tensor = self._only(tensors if tensor is None else tensor, "reduce")
         return self._run(reduce.build(self._info, tensor, root, reduce_op, factor), timeout, opts, [tensor])
 
     def broadcast(
         self,
-        tensors: list[Tensor] | Tensor,
+        tensors: list[Tensor] | Tensor | None = None,
         opts: Any = None,
         timeout: timedelta | None = None,
         *,
         root: int | None = None,
+        tensor: Tensor | None = None,
     ) -> Work:
-        root, timeout, opts = _rooted(opts, root, timeout)
-        tensor = self._only(tensors, "broadcast")
+        root, timeout, opts = root_of(opts, root, timeout)
+        tensor = self._only(tensors if tensor is None else tensor, "broadcast")
         return self._run(broadcast.build(self._info, tensor, root), timeout, opts, [tensor])
 
     def allgather(
@@ -205,7 +217,7 @@ class ProcessGroup(TorchProcessGroup):
     ) -> Work:
         tensor = self._only(input_tensors if input_tensor is None else input_tensor, "all_gather")
         outputs = self._only_list(output_tensors, "all_gather", "output_tensors")
-        return self._run(all_gather.build(self._info, outputs, tensor), _timeout(opts, timeout), opts, outputs)
+        return self._run(all_gather.build(self._info, outputs, tensor), timeout_of(opts, timeout), opts, outputs)
 
     def all_gather_single(
         self,
@@ -214,17 +226,24 @@ class ProcessGroup(TorchProcessGroup):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        return self._run(all_gather.build_single(self._info, output, input), _timeout(opts, timeout), opts, [output])
+        return self._run(all_gather.build_single(self._info, output, input), timeout_of(opts, timeout), opts, [output])
 
     def allgather_coalesced(self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None) -> Work:
         call = all_gather.build_coalesced(self._info, output_lists, input_list)
-        return self._run(call, _timeout(opts, None), opts, [tensor for outputs in output_lists for tensor in outputs])
+        return self._run(call, timeout_of(opts, None), opts, [tensor for outputs in output_lists for tensor in outputs])
 
     def all_gather_single_coalesced(
-        self, output_lists: list[Tensor], input_list: list[Tensor], opts: Any = None
+        self,
+        output_lists: list[Tensor] | None = None,
+        input_list: list[Tensor] | None = None,
+        opts: Any = None,
+        *,
+        outputs: list[Tensor] | None = None,
+        inputs: list[Tensor] | None = None,
     ) -> Work:
-        call = all_gather.build_single_coalesced(self._info, output_lists, input_list)
-        return self._run(call, _timeout(opts, None), opts, output_lists)
+        results = given(output_lists, outputs)
+        call = all_gather.build_single_coalesced(self._info, results, given(input_list, inputs))
+        return self._run(call, timeout_of(opts, None), opts, results)
 
     def gather(
         self,
@@ -236,10 +255,11 @@ class ProcessGroup(TorchProcessGroup):
         input_tensor: Tensor | None = None,
         root: int | None = None,
     ) -> Work:
-        root, timeout, opts = _rooted(opts, root, timeout)
+        root, timeout, opts = root_of(opts, root, timeout)
         tensor = self._only(input_tensors if input_tensor is None else input_tensor, "gather")
-        outputs = self._only_list(output_tensors, "gather", "output_tensors") if output_tensors else None
-        return self._run(gather.build(self._info, outputs, tensor, root), timeout, opts, outputs or [])
+        outputs = self._only_list(output_tensors, "gather", "output_tensors")
+        call = gather.build(self._info, outputs if outputs or root == self._info.rank else None, tensor, root)
+        return self._run(call, timeout, opts, outputs)
 
     def scatter(
         self,
@@ -251,26 +271,27 @@ class ProcessGroup(TorchProcessGroup):
         output_tensor: Tensor | None = None,
         root: int | None = None,
     ) -> Work:
-        root, timeout, opts = _rooted(opts, root, timeout)
+        root, timeout, opts = root_of(opts, root, timeout)
         output = self._only(output_tensors if output_tensor is None else output_tensor, "scatter")
-        inputs = self._only_list(input_tensors, "scatter", "input_tensors") if input_tensors else None
-        return self._run(scatter.build(self._info, output, inputs, root), timeout, opts, [output])
+        inputs = self._only_list([] if input_tensors is None else input_tensors, "scatter", "input_tensors")
+        call = scatter.build(self._info, output, inputs if inputs or root == self._info.rank else None, root)
+        return self._run(call, timeout, opts, [output])
 
     def reduce_scatter(
         self,
-        output_tensors: list[Tensor] | Tensor,
+        output_tensors: list[Tensor] | Tensor | None = None,
         input_tensors: list[list[Tensor]] | list[Tensor] | None = None,
         opts: Any = None,
         timeout: timedelta | None = None,
         *,
         op: Any = None,
         input_tensor: list[Tensor] | None = None,
+        output: Tensor | None = None,
+        input: list[Tensor] | None = None,
     ) -> Work:
-        reduce_op, factor, timeout = _reduction(opts, op, timeout)
-        output = self._only(output_tensors, "reduce_scatter")
-        inputs = self._only_list(
-            input_tensors if input_tensor is None else input_tensor, "reduce_scatter", "input_tensors"
-        )
+        reduce_op, factor, timeout = reduction_of(opts, op, timeout)
+        output = self._only(given(output_tensors, output), "reduce_scatter")
+        inputs = self._only_list(given(input_tensors, input_tensor, input), "reduce_scatter", "input_tensors")
         return self._run(reduce_scatter.build(self._info, output, inputs, reduce_op, factor), timeout, opts, [output])
 
     def reduce_scatter_single(
@@ -282,43 +303,58 @@ class ProcessGroup(TorchProcessGroup):
         *,
         op: Any = None,
     ) -> Work:
-        reduce_op, factor, timeout = _reduction(opts, op, timeout)
+        reduce_op, factor, timeout = reduction_of(opts, op, timeout)
         call = reduce_scatter.build_single(self._info, outputTensor, inputTensor, reduce_op, factor)
         return self._run(call, timeout, opts, [outputTensor])
 
     def reduce_scatter_single_coalesced(
         self,
-        outputTensors: list[Tensor],
-        inputTensors: list[Tensor],
+        outputTensors: list[Tensor] | None = None,
+        inputTensors: list[Tensor] | None = None,
         opts: Any = None,
+        *,
+        outputs: list[Tensor] | None = None,
+        inputs: list[Tensor] | None = None,
     ) -> Work:
-        reduce_op, factor, timeout = _reduction(opts, None, None)
-        call = reduce_scatter.build_single_coalesced(self._info, outputTensors, inputTensors, reduce_op, factor)
-        return self._run(call, timeout, opts, outputTensors)
+        reduce_op, factor, timeout = reduction_of(opts, None, None)
+        outputs, inputs = given(outputTensors, outputs), given(inputTensors, inputs)
+        call = reduce_scatter.build_single_coalesced(self._info, outputs, inputs, reduce_op, factor)
+        return self._run(call, timeout, opts, outputs or [])
 
     def all_to_all_single(
         self,
-        output: Tensor,
-        input: Tensor,
+        output: Tensor | None = None,
+        input: Tensor | None = None,
         output_split_sizes: list[int] | None = None,
         input_split_sizes: list[int] | None = None,
         opts: Any = None,
         timeout: timedelta | None = None,
+        *,
+        output_tensor: Tensor | None = None,
+        input_tensor: Tensor | None = None,
     ) -> Work:
-        call = all_to_all.build_single(self._info, output, input, output_split_sizes or [], input_split_sizes or [])
-        return self._run(call, _timeout(opts, timeout), opts, [output])
+        output, tensor = given(output, output_tensor), given(input, input_tensor)
+        call = all_to_all.build_single(self._info, output, tensor, output_split_sizes or [], input_split_sizes or [])
+        return self._run(call, timeout_of(opts, timeout), opts, [output])
 
     def alltoall(
         self,
-        output: list[Tensor],
-        input: list[Tensor],
+        output: list[Tensor] | None = None,
+        input: list[Tensor] | None = None,
         opts: Any = None,
         timeout: timedelta | None = None,
+        *,
+        output_tensors: list[Tensor] | None = None,
+        input_tensors: list[Tensor] | None = None,
+        output_tensor: list[Tensor] | None = None,
+        input_tensor: list[Tensor] | None = None,
     ) -> Work:
-        return self._run(all_to_all.build(self._info, output, input), _timeout(opts, timeout), opts, output)
+        outputs = given(output, output_tensors, output_tensor)
+        inputs = given(input, input_tensors, input_tensor)
+        return self._run(all_to_all.build(self._info, outputs, inputs), timeout_of(opts, timeout), opts, outputs)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        return self._run(barrier.build(self._info), _timeout(opts, timeout), opts, [])
+        return self._run(barrier.build(self._info), timeout_of(opts, timeout), opts, [])
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -332,25 +368,39 @@ class ProcessGroup(TorchProcessGroup):
     def _end_coalescing(self, device: torch.device) -> Work:
         return Work([])
 
-    # Point to point.
+    # What later versions will have.
 
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
-        raise self._no_point_to_point("send")
+        raise self._not_yet("send", "use a group of the backend 'gloo' for send and recv")
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
-        raise self._no_point_to_point("recv")
+        raise self._not_yet("recv", "use a group of the backend 'gloo' for send and recv")
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
-        raise self._no_point_to_point("recv")
+        raise self._not_yet("recv", "use a group of the backend 'gloo' for send and recv")
 
-    def _no_point_to_point(self, op: str) -> InvalidCall:
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        raise self._not_yet(
+            "monitored_barrier", "use barrier(timeout=...), whose error names the ranks that are missing"
+        )
+
+    def split_group(self, *args: Any, **kwargs: Any) -> ProcessGroup | None:
+        raise self._not_yet("split_group", "make the smaller group with torch.distributed.new_group(ranks)")
+
+    def merge_remote_group(self, *args: Any, **kwargs: Any) -> ProcessGroup:
+        raise self._not_yet("merge_remote_group", "make one group of all ranks from a store that all of them reach")
+
+    def _wait_for_pending_works(self) -> None:
+        """Nothing is pending: a call has ended when it returns."""
+
+    def _not_yet(self, op: str, hint: str) -> InvalidCall:
         return InvalidCall(
-            "this version has no point to point communication",
+            "this version does not have it",
             code="INVALID:OP",
             group=self._info.name,
             rank=self._info.rank,
             op=op,
-            hint="use a group of the backend 'gloo' for send and recv",
+            hint=hint,
         )
 
     # Torch's lists of lists.
@@ -360,7 +410,7 @@ class ProcessGroup(TorchProcessGroup):
         if isinstance(tensors, (list, tuple)):
             if len(tensors) == 1:
                 return tensors[0]  # type: ignore[no-any-return]
-            raise self._bad_list(op, "a list of one tensor", f"one of {len(tensors)}")
+            raise self._bad_list(op, "one tensor", f"a list of {len(tensors)}")
         return tensors  # type: ignore[no-any-return]
 
     def _only_list(self, lists: Any, op: str, argument: str) -> list[Tensor]:
@@ -384,28 +434,8 @@ class ProcessGroup(TorchProcessGroup):
         )
 
 
-def _timeout(opts: Any, timeout: timedelta | None) -> timedelta | None:
-    """The timeout of a call: its own, or that of its options. Users may pass a timeout in the place of the options."""
-    if timeout is not None or opts is None:
-        return timeout
-    return opts if isinstance(opts, timedelta) else opts.timeout
-
-
-def _rooted(opts: Any, root: int | None, timeout: timedelta | None) -> tuple[int, timedelta | None, Any]:
-    """Root and timeout; what is left of `opts` may still hold a reduce op. Users may pass a root in its place."""
-    if opts is None:
-        return (0 if root is None else root), timeout, None
-    if isinstance(opts, int):
-        return opts, timeout, None
-    return (opts.rootRank if root is None else root), _timeout(opts, timeout), opts
-
-
-def _reduction(opts: Any, op: Any, timeout: timedelta | None) -> tuple[int, float, timedelta | None]:
-    """Reduce op, factor and timeout. Users may pass a reduce op in the place of the options."""
-    chosen = getattr(opts, "reduceOp", None)
-    if chosen is not None:
-        timeout = opts.timeout if timeout is None else timeout
-    elif opts is not None:
-        chosen = opts
-    reduce_op, factor = reduce_op_of(op if op is not None else chosen if chosen is not None else ReduceOp.SUM)
-    return reduce_op, factor, timeout
+def _check_timeout(timeout: timedelta, name: str) -> None:
+    if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
+        raise GroupError(
+            f"expected a timeout above zero, got {timeout!r}", group=name, hint="pass a positive datetime.timedelta"
+        )

@@ -12,6 +12,7 @@ from torch.distributed.distributed_c10d import GroupName
 __all__ = ["GroupName", "reduce_op_of", "seconds_of"]
 
 _KINDS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.BXOR)
+_REDUCE_OP_CLASSES = (ReduceOp, ReduceOp.RedOpType)
 _ZERO = timedelta(0)
 _PREMUL_SUM: int = ReduceOp.PREMUL_SUM.value
 
@@ -28,13 +29,19 @@ _number_of: Callable[[Any], int] = (
 
 def seconds_of(timeout: timedelta | None) -> float | None:
     """A timeout in seconds; None where torch's value means that none was given (its unset value is negative)."""
-    if timeout is None or timeout <= _ZERO:
+    if timeout is None:
+        return None
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"expected a timeout as a datetime.timedelta, got {timeout!r}")
+    if timeout <= _ZERO:
         return None
     return timeout.total_seconds()
 
 
 def reduce_op_of(op: Any) -> tuple[int, float]:
     """The number of a ReduceOp or RedOpType, and the factor of a PREMUL_SUM (1 for the others)."""
+    if not isinstance(op, _REDUCE_OP_CLASSES):
+        raise TypeError(f"expected a torch.distributed.ReduceOp, got {op!r}")
     number = _number_of(op)
     if number != _PREMUL_SUM:
         return number, 1.0

@@ -6,9 +6,19 @@ from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from phalanx import _native
-from phalanx.errors import Aborted, CallTimeout, GroupError, Mismatch, PeerLost, PhalanxError
+from phalanx.errors import Aborted, CallTimeout, GroupError, InvalidCall, Mismatch, PeerLost, PhalanxError
 from phalanx.transports.signatures import Signature, compare
 from phalanx.types import GroupInfo
+
+_SAME_CALL = "make the ranks issue the same calls in the same order"
+_MISMATCH_HINTS = {
+    "COUNT": "give tensors of the same number of elements on all ranks, or look for a call that one of them left out",
+    "DTYPE": "give tensors of one dtype on all ranks, or look for a call that one of them left out",
+    "ROOT": "pass the same root on all ranks",
+    "REDUCE_OP": "pass the same reduce op on all ranks",
+    "SPLITS": "make what each rank sends to another equal to what that one expects of it",
+    "SHAPE": "pass tensors of the same sizes, in the same order, on all ranks",
+}
 
 
 class _Where(TypedDict):
@@ -20,7 +30,7 @@ class _Where(TypedDict):
 
 def explain(group: _native.Group | None, info: GroupInfo, op: str, status: int, timeout: float) -> PhalanxError:
     """The exception for a call that did not finish. `status` is what Group.run returned; `group` is None once left."""
-    if group is None:
+    if group is None or status == _native.LEFT:
         return GroupError(
             "the group was destroyed on this rank",
             code="GROUP:CLOSED",
@@ -37,6 +47,34 @@ def explain(group: _native.Group | None, info: GroupInfo, op: str, status: int, 
             rank=info.rank,
             op=op,
             hint="make the group in the child, or start ranks with spawn",
+        )
+    if status == _native.NO_MEMORY:
+        return InvalidCall(
+            "expected a tensor with memory of its own, got one without (a fake tensor, a wrapper such as DTensor, or "
+            "one whose storage was freed)",
+            code="INVALID:TENSOR",
+            group=info.name,
+            rank=info.rank,
+            op=op,
+            hint="pass a plain tensor; of a DTensor, its to_local()",
+        )
+    if status == _native.NESTED:
+        return InvalidCall(
+            "expected a group that is free, got one whose call on this thread was interrupted by a signal handler that "
+            "makes this call",
+            code="INVALID:NESTED",
+            group=info.name,
+            rank=info.rank,
+            op=op,
+            hint="set a flag in the signal handler, and communicate when the interrupted call has ended",
+        )
+    if status == _native.BUSY:
+        return CallTimeout(
+            f"gave up after a timeout of {timeout:g} s: another thread of this rank was in a call all the time",
+            group=info.name,
+            rank=info.rank,
+            op=op,
+            hint="look at what that thread waits for; the group is still usable",
         )
     failure: dict[str, Any] = group.failure()
     kind, finder, seq = failure["kind"], failure["rank"], failure["seq"]
@@ -56,9 +94,11 @@ def explain(group: _native.Group | None, info: GroupInfo, op: str, status: int, 
         )
     if kind == _native.FAILURE_LEFT:
         return PeerLost(
-            f"{broken}rank {failure['peer']} destroyed the group while rank {finder} waited for it in seq {seq}",
+            f"{broken}rank {failure['peer']} left the group (destroyed it, or ended) while rank {finder} waited for it "
+            f"in seq {seq}",
             **here,
-            hint=f"let rank {failure['peer']} make as many calls as the others before it destroys the group",
+            hint=f"look for an error on rank {failure['peer']}; if there is none, let it make as many calls as the "
+            "others before it destroys the group",
         )
     who = "a rank" if finder < 0 else "this rank" if finder == info.rank else f"rank {finder}"
     return Aborted(
@@ -73,6 +113,7 @@ def _mismatch(group: _native.Group, info: GroupInfo, op: str, failure: dict[str,
     # In rank order, so that all ranks say the same, whoever found it.
     first, second = sorted((failure["rank"], failure["peer"]))
     one, other = (Signature.from_native(group.describe(rank, seq)) for rank in (first, second))
+    own = Signature.from_native(group.describe(info.rank, seq))
     field, detail = compare(one, other, seq, failure["text"])
     return Mismatch(
         f"{broken}ranks {first} and {second} disagree{detail}\n"
@@ -81,9 +122,9 @@ def _mismatch(group: _native.Group, info: GroupInfo, op: str, failure: dict[str,
         code=f"MISMATCH:{field}",
         group=info.name,
         rank=info.rank,
-        op=op,
+        op=own.op if own.seq == seq else op,
         seq=seq,
-        hint="make both ranks issue the same calls in the same order; the group can't be used any more",
+        hint=f"{_MISMATCH_HINTS.get(field, _SAME_CALL)}; this group can't be used any more",
     )
 
 

@@ -1,11 +1,13 @@
 """How the ranks of a group find each other through a store and come to share one segment.
 
-1. Every rank says hello: who it is and which CPUs it may use.
+1. Every rank arrives and says hello: who it is and which CPUs it may use. Arrivals are counted in the store, and every
+   `size` of them are one meeting with keys of its own, so that the same store and name serve one group after another,
+   also while a slow rank still reads the keys of the meeting before.
 2. Rank 0 makes the segment, a memfd, and says where it is. Opening it through /proc is the probe whether two ranks
    share a host: no name or variable is trusted for that.
 3. Every rank says whether it could open it. If one could not (another container, a hidden /proc), rank 0 tries once
    more with a file in /dev/shm, which is unlinked as soon as all have answered.
-4. The last rank to leave removes the keys, so that the same store can serve the next group of that name.
+4. The last rank to leave removes the keys of the meeting.
 
 Every wait here ends: by arrival, by the group's or the store's timeout, whichever is shorter, or by Ctrl-C.
 """
@@ -44,7 +46,11 @@ def join(store: Store, info: GroupInfo, timeout: float) -> ShmTransport:
             hint="divide the ranks into smaller groups",
         )
     meeting = _Meeting(store, info, timeout)
-    segment = meeting.open_segment()
+    try:
+        segment = meeting.open_segment()
+    except BaseException:
+        meeting.give_up()
+        raise
     meeting.tidy()
     return ShmTransport(_native.Group(segment, info.rank), info)
 
@@ -58,10 +64,25 @@ class _Meeting:
         self._limit = min(timeout, _timeout_of(store))
         self._deadline = time.monotonic() + self._limit
         self._keys: set[str] = set()
+        self._arrivals = f"{info.name}/arrived"
+        number = (store.add(self._arrivals, 1) - 1) // info.size
+        self._prefix = f"{info.name}/{number}/"
+
+    def give_up(self) -> None:
+        """Takes back the arrival, so that a later try of all ranks finds each other."""
+        with contextlib.suppress(RuntimeError):
+            self._store.add(self._arrivals, -1)
 
     def open_segment(self) -> _native.Segment:
-        self._say("hello", {"host": socket.gethostname(), "cpus": _native.affinity(), "quota": _native.cpu_quota()})
+        hello = {
+            "host": socket.gethostname(),
+            "size": self._info.size,
+            "cpus": _native.affinity(),
+            "quota": _native.cpu_quota(),
+        }
+        self._say("hello", hello)
         hellos = self._hear_all("hello")
+        self._check_sizes(hellos)
         nonce = os.urandom(16)
         with self._made_memfd(hellos, nonce) as (where, own):
             segment, problems = self._open("memfd", where, own)
@@ -75,9 +96,10 @@ class _Meeting:
 
     def tidy(self) -> None:
         """Removes what the exchange left in the store, once nobody will read it any more."""
-        if self._store.add("left", 1) == self._info.size:
-            for key in [*self._keys, "left"]:
-                # A store without removal keeps a few short keys: no harm, unless the group's name is used again.
+        left = f"{self._prefix}left"
+        if self._store.add(left, 1) == self._info.size:
+            for key in [*self._keys, left]:
+                # A store without removal keeps a few short keys: no harm.
                 with contextlib.suppress(RuntimeError, NotImplementedError):
                     self._store.delete_key(key)
 
@@ -128,17 +150,24 @@ class _Meeting:
         _remove_orphans()
         path = _SHM_FOLDER / f"{_FILE_PREFIX}{nonce.hex()}"
         try:
-            segment = _native.Segment.create_file(str(path), self._info.size, _tuning(hellos), nonce)
+            segment = self._make_file(path, hellos, nonce)
         except (OSError, RuntimeError) as error:
             yield {"error": str(error)}, None
             return
         try:
-            # Held until the file has no name any more: a file that nobody holds is an orphan.
-            fcntl.flock(segment.fd, fcntl.LOCK_EX)
             yield {"path": str(path), "nonce": nonce.hex()}, segment
         finally:
             path.unlink(missing_ok=True)
             segment.close_fd()
+
+    def _make_file(self, path: Path, hellos: Sequence[dict[str, Any]], nonce: bytes) -> _native.Segment:
+        while True:
+            segment = _native.Segment.create_file(str(path), self._info.size, _tuning(hellos), nonce)
+            # Held until the file has no name any more: a file that nobody holds is an orphan, and may have been taken
+            # for one before it was held.
+            fcntl.flock(segment.fd, fcntl.LOCK_EX)
+            if os.fstat(segment.fd).st_nlink > 0:
+                return segment
 
     def _cannot_share(
         self, hellos: Sequence[dict[str, Any]], memfd: dict[int, str], file: dict[int, str]
@@ -159,24 +188,38 @@ class _Meeting:
             "\n".join(lines), code="GROUP:NOT_SHARED", group=self._info.name, rank=self._info.rank, hint=hint
         )
 
+    def _check_sizes(self, hellos: Sequence[dict[str, Any]]) -> None:
+        sizes = [hello["size"] for hello in hellos]
+        if len(set(sizes)) > 1:
+            raise GroupError(
+                f"expected the same number of ranks everywhere, got {sizes}, by rank",
+                code="GROUP:SIZE",
+                group=self._info.name,
+                rank=self._info.rank,
+                hint="pass the same world_size on every rank, and a store or a name of its own to every group",
+            )
+
     def _say(self, topic: str, value: Any) -> None:
         self._set(f"{topic}/{self._info.rank}", value)
 
     def _set(self, key: str, value: Any) -> None:
-        self._keys.add(key)
-        self._store.set(key, json.dumps(value))
+        self._keys.add(self._prefix + key)
+        self._store.set(self._prefix + key, json.dumps(value))
 
     def _hear_all(self, topic: str) -> list[Any]:
         keys = [f"{topic}/{rank}" for rank in range(self._info.size)]
         return self._hear(keys)
 
-    def _hear(self, keys: list[str]) -> list[Any]:
+    def _hear(self, names: list[str]) -> list[Any]:
+        keys = [self._prefix + name for name in names]
         self._keys.update(keys)
         # Looking again and again keeps Ctrl-C working, which a store's own wait does not.
         pause = _FIRST_PAUSE
         while not self._store.check(keys):
             if time.monotonic() > self._deadline:
-                raise self._absent([key for key in keys if not self._store.check([key])])
+                absent = [key for key in keys if not self._store.check([key])]
+                if absent:
+                    raise self._absent(absent)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return [json.loads(value) for value in self._store.multi_get(keys)]

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NoReturn
 
 import torch
@@ -42,11 +44,13 @@ class ShmTransport:
 
     @property
     def seq(self) -> int:
-        return self._left_at if self._group is None else self._group.seq
+        group = self._group
+        return self._left_at if group is None else group.seq
 
     def abort(self, reason: str) -> None:
-        if self._group is not None and not self._group.forked:
-            self._group.abort(reason)
+        group = self._group
+        if group is not None and not group.forked:
+            group.abort(reason)
 
     def close(self) -> None:
         group, self._group = self._group, None
@@ -68,6 +72,7 @@ class ShmTransport:
                     call.root,
                     dtype,
                     call.count,
+                    call.layout if dtype else _layout(call),
                     call.factor,
                     timeout,
                     tensor.data_ptr(),
@@ -90,15 +95,16 @@ class ShmTransport:
             assert inputs is not None
             inputs = _like(inputs, [_clone(tensor) for tensor in inputs.tensors])
             spans_in = _spans(inputs)
-        if self._group is None:
-            self._raise(call, _native.FAILED, timeout)
-        status = self._group.run(
+        group = self._group
+        if group is None:
+            self._raise(call, _native.LEFT, timeout)
+        status = group.run(
             _OP_NUMBERS[call.op],
             call.reduce_op,
             call.root,
             _dtype_code(call.dtype, 0),
             call.count,
-            call.layout,
+            _layout(call),
             call.factor,
             timeout,
             *spans_in,
@@ -117,7 +123,14 @@ class ShmTransport:
 
 
 def _closed(*_: object) -> int:
-    return _native.FAILED
+    return _native.LEFT
+
+
+def _layout(call: Call) -> int:
+    """How the elements are divided, and, for the dtypes that have no code of their own, which dtype they are."""
+    if call.dtype is None or call.dtype in DTYPE_CODES:
+        return call.layout
+    return zlib.crc32(f"{call.dtype} {call.layout}".encode())
 
 
 def _like(blocks: Blocks, tensors: list[torch.Tensor]) -> Blocks:
@@ -171,11 +184,10 @@ def _overlap(call: Call, spans_in: _Spans, spans_out: _Spans, rank: int) -> bool
     """
     pieces_in = [(a, a + n) for a, n in zip(spans_in[0], spans_in[1], strict=True) if n]
     pieces_out = [(a, a + n) for a, n in zip(spans_out[0], spans_out[1], strict=True) if n]
-    if not pieces_in or not pieces_out:
-        return False
-    if min(pieces_in)[0] >= max(b for _, b in pieces_out) or min(pieces_out)[0] >= max(b for _, b in pieces_in):
-        return False
     if call.op in _IN_PLACE_OPS:
+        # Piece by piece; a piece that shares memory with another one would be read after that one was written.
+        return len(pieces_out) > 1 and _touch(pieces_out, [])
+    if not _touch(pieces_in, pieces_out):
         return False
     blocks_in, blocks_out = _by_block(spans_in), _by_block(spans_out)
     for b_in, block_in in enumerate(blocks_in):
@@ -186,6 +198,12 @@ def _overlap(call: Call, spans_in: _Spans, spans_out: _Spans, rank: int) -> bool
             if any(a < d and c < b for a, b in block_in for c, d in block_out):
                 return True
     return False
+
+
+def _touch(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> bool:
+    """Whether any two of the pieces share memory."""
+    ordered = sorted([*some, *others])
+    return any(end > start for (_, end), (start, _) in pairwise(ordered))
 
 
 def _by_block(spans: _Spans) -> list[list[tuple[int, int]]]:

@@ -40,7 +40,7 @@ class Signature:
             parts.append(f"{self.count} elements of" if self.count >= 0 else "elements of")
             parts[-1] += f" {_DTYPE_NAMES[self.dtype]}"
         if self.layout:
-            parts.append(f"divided as #{self.layout:08x}")
+            parts.append(f"division {self.layout:08x}")
         return f"{self.op}({', '.join(parts)})"
 
 
