@@ -186,7 +186,10 @@ bool Call::step() {
   const std::uint64_t tick = first_tick_ + staged_;
   // The first round through the slots takes over those of earlier calls, which may have had other readers.
   const Peers last_readers = staged_ < kSlots ? Peers::all : readers;
-  if (stages && staged_ < ticks && (tick < kSlots || reached(last_readers, Counter::done, tick + 1 - kSlots))) {
+  // This rank reads its own slot, too, and peers may have got done since the looks above.
+  const bool done_here = staged_ < done_ + kSlots;
+  if (stages && staged_ < ticks && done_here &&
+      (tick < kSlots || reached(last_readers, Counter::done, tick + 1 - kSlots))) {
     algorithm_->stage(*this, staged_);
     lines_.publish(Counter::staged, first_tick_ + ++staged_);
     return true;

@@ -9,6 +9,7 @@
 // call.cpp.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -74,7 +75,8 @@ class Call {
   // Goes on without ever waiting.
   Progress advance();
   const Condition& blocked_on() const noexcept { return blocked_on_; }
-  std::uint64_t seq() const noexcept { return seq_; }
+  // From any thread.
+  std::uint64_t seq() const noexcept { return seq_.load(std::memory_order_relaxed); }
 
   // For the steps of the ops.
   const Request& request() const noexcept { return *request_; }
@@ -113,7 +115,7 @@ class Call {
   History& history_;
   Request* request_ = nullptr;
   const Algorithm* algorithm_ = nullptr;
-  std::uint64_t seq_ = 0;
+  std::atomic<std::uint64_t> seq_{0};  // written by the thread that makes the call, read by whoever aborts it
   std::uint64_t first_tick_ = 0;
   bool posted_ = false;
   bool met_ = false;

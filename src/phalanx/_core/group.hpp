@@ -55,7 +55,7 @@ class Group {
   bool broken() const noexcept { return lines_.failed(); }
   bool has_left() const noexcept { return left_; }
   Failure failure() const { return lines_.failure(); }
-  std::uint64_t seq() const noexcept { return history_.seq; }
+  std::uint64_t seq() const noexcept { return call_.seq(); }
   int rank() const noexcept { return lines_.rank(); }
   int size() const noexcept { return lines_.size(); }
   Segment& segment() noexcept { return *segment_; }
