@@ -59,9 +59,19 @@ def scatter(numel: int, rank: int, ranks: int) -> Case:
     return Case([part, *parts], [part], lambda group: dist.scatter(part, parts or None, src=0, group=group))
 
 
+def reduce_scatter(numel: int, rank: int, ranks: int) -> Case:
+    part, parts = _part_and_parts(numel, ranks)
+    return Case([part, *parts], [part], lambda group: dist.reduce_scatter(part, parts, group=group))
+
+
 def reduce_scatter_single(numel: int, rank: int, ranks: int) -> Case:
     part, whole = torch.empty(_share(numel, ranks)), torch.empty(_share(numel, ranks) * ranks)
     return Case([part, whole], [part], lambda group: dist.reduce_scatter_single(part, whole, group=group))
+
+
+def all_to_all(numel: int, rank: int, ranks: int) -> Case:
+    (_, sources), (_, targets) = _part_and_parts(numel, ranks), _part_and_parts(numel, ranks)
+    return Case([*sources, *targets], targets, lambda group: dist.all_to_all(targets, sources, group=group))
 
 
 def all_to_all_single(numel: int, rank: int, ranks: int) -> Case:
@@ -83,7 +93,9 @@ OPS: dict[str, Callable[[int, int, int], Case]] = {
         all_gather_single,
         gather,
         scatter,
+        reduce_scatter,
         reduce_scatter_single,
+        all_to_all,
         all_to_all_single,
         barrier,
     )

@@ -28,7 +28,7 @@ Tuning tuning_for(int ranks, int cpus) {
   tuning.chunk_bytes = crowded ? tuning.slot_bytes : 128 * kKiB;
   tuning.one_shot_bytes = ranks <= 2 ? 64 * kKiB : 32 * kKiB;
   tuning.crowded = crowded;
-  tuning.spin_us = crowded ? 100 : 50;
+  tuning.spin_us = crowded ? 300 : 50;
   return tuning;
 }
 

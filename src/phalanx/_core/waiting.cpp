@@ -22,7 +22,8 @@ constexpr std::chrono::milliseconds kLongestSleep{50};
 constexpr int kSpinsBetweenLooks = 64;
 // A CPU that comes back so late was taken by a program that computes, not by a peer.
 constexpr std::chrono::microseconds kLongLoan{500};
-constexpr int kWaitsAfterLongLoan = 100;
+constexpr int kFewestWaitsAfterLongLoan = 4;
+constexpr int kMostWaitsAfterLongLoan = 256;
 
 void pause_cpu() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
@@ -58,7 +59,8 @@ Lines::Lines(const Segment& segment, int rank)
       rank_(rank),
       size_(segment.size()),
       crowded_(header_.tuning.crowded != 0),
-      spin_(std::chrono::microseconds(header_.tuning.spin_us)) {
+      spin_(std::chrono::microseconds(header_.tuning.spin_us)),
+      waits_after_long_loan_(kFewestWaitsAfterLongLoan) {
   for (auto& seen : seen_) seen.resize(static_cast<std::size_t>(size_), 0);
 }
 
@@ -163,9 +165,16 @@ bool Lines::spin(const Condition& condition, Clock::time_point until) noexcept {
   auto before = start;
   while (before < until) {
     ::sched_yield();
-    if (reached(condition) || failed()) return true;
+    if (reached(condition) || failed()) {
+      waits_after_long_loan_ = kFewestWaitsAfterLongLoan;
+      return true;
+    }
     const auto now = Clock::now();
-    if (now - before > kLongLoan) waits_without_lending_ = kWaitsAfterLongLoan;
+    if (now - before > kLongLoan) {
+      waits_without_lending_ = waits_after_long_loan_;
+      waits_after_long_loan_ = std::min(2 * waits_after_long_loan_, kMostWaitsAfterLongLoan);
+      return false;
+    }
     before = now;
   }
   return false;

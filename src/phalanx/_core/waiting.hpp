@@ -76,7 +76,9 @@ class Lines {
   const int size_;
   const bool crowded_;
   const std::chrono::nanoseconds spin_;
+  // How many waits will not lend the CPU, and how many it will be after the next loan that lasts too long.
   int waits_without_lending_ = 0;
+  int waits_after_long_loan_;
   std::uint64_t published_[3] = {0, 0, 0};
   std::vector<std::uint64_t> seen_[3];  // what this rank last read of its peers' counters
 };

@@ -17,29 +17,31 @@ from phalanx.collectives.checks import (
 )
 from phalanx.collectives.moving import give, take
 from phalanx.collectives.reduction import reduce_in_rank_order
-from phalanx.types import Blocks, Call, GroupInfo
+from phalanx.types import DTYPE_CODES, Blocks, Call, GroupInfo
 
-__all__ = ["build", "build_coalesced", "meaning"]
+__all__ = ["build", "build_coalesced", "meaning", "plain"]
 
 _STRIDED = torch.strided
+_PLAIN_CODES = {(dtype, reduce_op): DTYPE_CODES[dtype] for dtype, reduce_op in PLAIN_REDUCTIONS if not dtype.is_complex}
+
+
+def plain(tensor: Tensor, reduce_op: int) -> int:
+    """The dtype's code where the call is right as it stands and the tensor's memory can be used as it is, else 0.
+
+    Most calls are of this kind; for them no Call needs to be made.
+    """
+    try:
+        code = _PLAIN_CODES.get((tensor.dtype, reduce_op), 0)
+        fits = tensor.layout is _STRIDED and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
+    except AttributeError:
+        return 0
+    return code if fits else 0
 
 
 def build(info: GroupInfo, tensor: Tensor, reduce_op: int, factor: float = 1.0) -> Call:
-    # The most frequent call of all: the plain case is decided here, without a call of the checks.
-    try:
-        dtype = tensor.dtype
-        plain = (
-            (dtype, reduce_op) in PLAIN_REDUCTIONS
-            and tensor.layout is _STRIDED
-            and tensor.is_cpu
-            and tensor.is_contiguous()
-        )
-        count = tensor.numel()
-    except AttributeError:
-        plain = False
-    if not plain:
-        count = check_tensor(info, "all_reduce", "tensor", tensor, written=True)
-        check_reduction(info, "all_reduce", dtype, reduce_op, factor)
+    count = check_tensor(info, "all_reduce", "tensor", tensor, written=True)
+    dtype = tensor.dtype
+    check_reduction(info, "all_reduce", dtype, reduce_op, factor)
     blocks = Blocks([tensor])
     return Call("all_reduce", meaning, blocks, blocks, dtype=dtype, count=count, reduce_op=reduce_op, factor=factor)
 

@@ -38,6 +38,12 @@ class Group:
         """Carries out one call and returns when this rank's side is done."""
         self._transport.run(call, self.timeout if timeout is None else timeout)
 
+    def all_reduce_plain(
+        self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
+    ) -> None:
+        """`run` for calls that `collectives.all_reduce.plain` has found to be of the frequent kind."""
+        self._transport.all_reduce_plain(tensor, dtype_code, reduce_op, self.timeout if timeout is None else timeout)
+
     def all_reduce_sparse(self, tensor: torch.Tensor, reduce_op: int, timeout: float | None = None) -> None:
         try:
             all_reduce_sparse(self.info, lambda call: self.run(call, timeout), tensor, reduce_op)

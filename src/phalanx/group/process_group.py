@@ -165,6 +165,10 @@ class ProcessGroup(TorchProcessGroup):
     ) -> Work:
         reduce_op, factor, timeout = reduction_of(opts, op, timeout)
         tensor = self._only(tensors if tensor is None else tensor, "all_reduce")
+        code = all_reduce.plain(tensor, reduce_op)
+        if code:
+            self._group.all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
+            return Work([tensor]) if getattr(opts, "asyncOp", True) else _DONE
         try:
             call = all_reduce.build(self._info, tensor, reduce_op, factor)
         except InvalidCall as error:

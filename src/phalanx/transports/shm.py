@@ -14,9 +14,10 @@ import torch
 
 from phalanx import _native
 from phalanx.transports import failures
-from phalanx.types import DTYPE_CODES, Blocks, Call, GroupInfo
+from phalanx.types import DTYPE_CODES, NO_ROOT, Blocks, Call, GroupInfo
 
 _OP_NUMBERS = {name: number for number, name in enumerate(_native.OPS)}
+_ALL_REDUCE = _OP_NUMBERS["all_reduce"]
 _SINGLE_OPS = frozenset({"all_reduce", "broadcast", "reduce"})
 # 0 for the dtypes that only move, and for calls without tensors.
 _dtype_code: Callable[[torch.dtype | None, int], int] = DTYPE_CODES.get  # type: ignore[assignment]
@@ -59,6 +60,14 @@ class ShmTransport:
             self._run_single = _closed
             group.leave()
 
+    def all_reduce_plain(self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float) -> None:
+        address, size = tensor.data_ptr(), tensor.nbytes
+        status = self._run_single(
+            _ALL_REDUCE, reduce_op, NO_ROOT, dtype_code, tensor.numel(), 0, 1.0, timeout, address, size, True, True
+        )
+        if status != _native.FINISHED:
+            self._raise("all_reduce", status, timeout)
+
     def run(self, call: Call, timeout: float) -> None:
         inputs, outputs = call.inputs, call.outputs
         blocks = inputs or outputs
@@ -81,7 +90,7 @@ class ShmTransport:
                     outputs is not None,
                 )
                 if status != _native.FINISHED:
-                    self._raise(call, status, timeout)
+                    self._raise(call.op, status, timeout)
                 return
         self._run_general(call, timeout)
 
@@ -97,7 +106,7 @@ class ShmTransport:
             spans_in = _spans(inputs)
         group = self._group
         if group is None:
-            self._raise(call, _native.LEFT, timeout)
+            self._raise(call.op, _native.LEFT, timeout)
         status = group.run(
             _OP_NUMBERS[call.op],
             call.reduce_op,
@@ -111,15 +120,15 @@ class ShmTransport:
             *spans_out,
         )
         if status != _native.FINISHED:
-            self._raise(call, status, timeout)
+            self._raise(call.op, status, timeout)
         if output_copies:
             # Writing in inference mode neither asks for grad nor refuses inference tensors.
             with torch.inference_mode():
                 for tensor, copy in output_copies:
                     tensor.copy_(copy)
 
-    def _raise(self, call: Call, status: int, timeout: float) -> NoReturn:
-        raise failures.explain(self._group, self._info, call.op, status, timeout)
+    def _raise(self, op: str, status: int, timeout: float) -> NoReturn:
+        raise failures.explain(self._group, self._info, op, status, timeout)
 
 
 def _closed(*_: object) -> int:
