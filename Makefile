@@ -12,7 +12,7 @@ help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # torch first and pinned, so that every later step finds it in place.
-$(VENV)/.tools: pyproject.toml constraints.txt
+$(VENV)/.tools: requirements-dev.txt constraints.txt
 	@echo "Making $(VENV) (torch and the tools; a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement requirements-dev.txt
