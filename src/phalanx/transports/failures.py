@@ -21,6 +21,43 @@ _MISMATCH_HINTS = {
 }
 
 
+# What the core answers to a call that it does not begin: class, code, message, hint.
+_REFUSALS: dict[int, tuple[type[PhalanxError], str, str, str]] = {
+    _native.LEFT: (
+        GroupError,
+        "GROUP:CLOSED",
+        "the group was destroyed on this rank",
+        "make a new group, or move this call before destroy_process_group()",
+    ),
+    _native.FORKED: (
+        GroupError,
+        "GROUP:FORKED",
+        "this process is a fork of the one that made the group, and a group does not go along with a fork",
+        "make the group in the child, or start ranks with spawn",
+    ),
+    _native.NO_MEMORY: (
+        InvalidCall,
+        "INVALID:TENSOR",
+        "expected a tensor with memory of its own, got one without (a fake tensor, a wrapper such as DTensor, or one "
+        "whose storage was freed)",
+        "pass a plain tensor; of a DTensor, its to_local()",
+    ),
+    _native.NESTED: (
+        InvalidCall,
+        "INVALID:NESTED",
+        "expected a group that is free, got one whose call on this thread was interrupted by a signal handler that "
+        "makes this call",
+        "set a flag in the signal handler, and communicate when the interrupted call has ended",
+    ),
+    _native.BUSY: (
+        CallTimeout,
+        "MISSING",
+        "gave up after a timeout of {timeout:g} s: another thread of this rank was in a call all the time",
+        "look at what that thread waits for; the group is still usable",
+    ),
+}
+
+
 class _Where(TypedDict):
     group: str
     rank: int
@@ -30,60 +67,20 @@ class _Where(TypedDict):
 
 def explain(group: _native.Group | None, info: GroupInfo, op: str, status: int, timeout: float) -> PhalanxError:
     """The exception for a call that did not finish. `status` is what Group.run returned; `group` is None once left."""
-    if group is None or status == _native.LEFT:
-        return GroupError(
-            "the group was destroyed on this rank",
-            code="GROUP:CLOSED",
-            group=info.name,
-            rank=info.rank,
-            op=op,
-            hint="make a new group, or move this call before destroy_process_group()",
-        )
-    if status == _native.FORKED:
-        return GroupError(
-            "this process is a fork of the one that made the group, and a group does not go along with a fork",
-            code="GROUP:FORKED",
-            group=info.name,
-            rank=info.rank,
-            op=op,
-            hint="make the group in the child, or start ranks with spawn",
-        )
-    if status == _native.NO_MEMORY:
-        return InvalidCall(
-            "expected a tensor with memory of its own, got one without (a fake tensor, a wrapper such as DTensor, or "
-            "one whose storage was freed)",
-            code="INVALID:TENSOR",
-            group=info.name,
-            rank=info.rank,
-            op=op,
-            hint="pass a plain tensor; of a DTensor, its to_local()",
-        )
-    if status == _native.NESTED:
-        return InvalidCall(
-            "expected a group that is free, got one whose call on this thread was interrupted by a signal handler that "
-            "makes this call",
-            code="INVALID:NESTED",
-            group=info.name,
-            rank=info.rank,
-            op=op,
-            hint="set a flag in the signal handler, and communicate when the interrupted call has ended",
-        )
-    if status == _native.BUSY:
-        return CallTimeout(
-            f"gave up after a timeout of {timeout:g} s: another thread of this rank was in a call all the time",
-            group=info.name,
-            rank=info.rank,
-            op=op,
-            hint="look at what that thread waits for; the group is still usable",
-        )
+    if group is None:
+        status = _native.LEFT
+    if status in _REFUSALS:
+        kind, code, message, hint = _REFUSALS[status]
+        return kind(message.format(timeout=timeout), code=code, group=info.name, rank=info.rank, op=op, hint=hint)
+    assert group is not None
     failure: dict[str, Any] = group.failure()
-    kind, finder, seq = failure["kind"], failure["rank"], failure["seq"]
+    cause, finder, seq = failure["kind"], failure["rank"], failure["seq"]
     was_broken = status == _native.WAS_BROKEN
     here = _Where(group=info.name, rank=info.rank, op=op, seq=group.seq + 1 if was_broken else group.seq)
     broken = "the group is broken: " if was_broken else ""
-    if kind == _native.FAILURE_MISMATCH:
+    if cause == _native.FAILURE_MISMATCH:
         return _mismatch(group, info, op, failure, broken)
-    if kind == _native.FAILURE_TIMEOUT:
+    if cause == _native.FAILURE_TIMEOUT:
         missing = _ranks(failure["missing"], failure["num_missing"])
         if finder == info.rank and not was_broken:
             message = f"gave up after a timeout of {timeout:g} s: {missing} did not come"
@@ -92,7 +89,7 @@ def explain(group: _native.Group | None, info: GroupInfo, op: str, status: int, 
         return CallTimeout(
             message, **here, hint=f"look at what {missing} did instead; if it was only slow, raise the group's timeout"
         )
-    if kind == _native.FAILURE_LEFT:
+    if cause == _native.FAILURE_LEFT:
         return PeerLost(
             f"{broken}rank {failure['peer']} left the group (destroyed it, or ended) while rank {finder} waited for it "
             f"in seq {seq}",
