@@ -89,9 +89,6 @@ class Blocks:
         cut = [tensor.view(self.num, tensor.numel() // self.num) for tensor in self.tensors]
         return [[tensor[b] for tensor in cut] for b in range(self.num)]
 
-    def numel(self) -> int:
-        return sum(tensor.numel() for tensor in self.tensors)
-
 
 class Call:
     """One rank's side of one op.
