@@ -116,9 +116,10 @@ def _as_group(group: object) -> dist.ProcessGroup:
 
 
 def _effort(op: str, size: int, quick: bool) -> Effort:
-    # Large calls of the ops that have no figure of their own are cut short: Gloo takes up to half a second each.
-    calls = 20 if op == "all_reduce" or size <= 4 * MIB else 5 if size <= 16 * MIB else 2
-    return Effort(calls, 3, 5, 0.3) if quick else Effort(calls, 5, 31, 0.8)
+    # Gloo takes up to half a second for a large call: fewer rounds there, but blocks of the same length.
+    large = size > 4 * MIB and op != "all_reduce"
+    min_rounds = 3 if quick or large else 5
+    return Effort(20, min_rounds, 5, 0.3) if quick else Effort(20, min_rounds, 31, 0.8)
 
 
 def _has_same_answer(
