@@ -1,6 +1,8 @@
 """What every benchmark shares: starting ranks, comparing two groups, targets, tables, progress and the command line.
 
-A benchmark is a `Benchmark`: options to add and a function that measures and returns a `Result`. Everything that
+A benchmark is a `Benchmark`: options to add and a function that measures and returns a `Result`. Benchmarks of calls
+let two contenders run the same case: both must give the same answer before they are timed in interleaved blocks. The
+time of a block is that of its slowest rank; a ratio is the median over rounds, with a 95 % interval. Everything that
 ranks decide together (how many rounds to run, whether a call works) they decide from numbers that all of them have,
 so that no rank leaves a loop before its peers.
 """
@@ -14,6 +16,8 @@ import math
 import os
 import pickle
 import platform
+import re
+import statistics
 import sys
 import tempfile
 import time
@@ -27,6 +31,11 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
+from cases import Case
+
+KIB, MIB = 1 << 10, 1 << 20
+NO_SIZE = 0
+ITEM = torch.float32.itemsize
 DEFAULT_BACKEND = "phalanx"
 BUSY_LOAD = 0.5
 
@@ -130,6 +139,35 @@ def _result_file(folder: str | Path, rank: int) -> Path:
     return Path(folder, f"result.{rank}")
 
 
+def parse_size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)\s*(B|KiB|MiB)?", text, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"not a size: {text!r}")
+    size = int(match[1]) * {"b": 1, "kib": KIB, "mib": MIB}[(match[2] or "B").lower()]
+    if size == 0 or size % ITEM:
+        raise argparse.ArgumentTypeError(f"not a multiple of {ITEM} bytes: {text!r}")
+    return size
+
+
+def format_size(size: int) -> str:
+    if size == NO_SIZE:
+        return "no data"
+    unit, name = next((u, n) for u, n in ((MIB, "MiB"), (KIB, "KiB"), (1, "B")) if size >= u)
+    return f"{size / unit:.4g} {name}"
+
+
+def format_ratio(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"
+
+
+def groups_to_compare() -> tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]:
+    """The default group, a group of Gloo's to compare it with, and another one for what the ranks tell each other."""
+    subject = dist.group.WORLD
+    assert subject is not None
+    baseline, control = (dist.new_group(backend="gloo") for _ in range(2))
+    return subject, baseline, control
+
+
 @dataclass(frozen=True)
 class Effort:
     """How long to measure one case: rounds are added up to `max_rounds` while they fit into `seconds`."""
@@ -140,52 +178,106 @@ class Effort:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Seconds a call in each round, of the subject and (where it can do the op) of the baseline."""
+def usual_effort(size: int, quick: bool, few_if_large: bool = True) -> Effort:
+    # Gloo takes up to half a second for a large call: fewer rounds there, but blocks of the same length.
+    large = few_if_large and size > 4 * MIB
+    min_rounds = 3 if quick or large else 5
+    return Effort(20, min_rounds, 5, 0.3) if quick else Effort(20, min_rounds, 31, 0.8)
 
+
+@dataclass(frozen=True)
+class Contender:
+    """A case and the group that it is called on."""
+
+    case: Case
+    group: dist.ProcessGroup
+
+    def answer(self) -> list[torch.Tensor]:
+        """The result of one call on data whose sums are exact in any order."""
+        for index, buffer in enumerate(self.case.buffers):
+            torch.arange(buffer.numel(), out=buffer).remainder_(251).add_(dist.get_rank() + 10 * index)
+        self.case.call(self.group)
+        return [tensor.clone() for tensor in self.case.result]
+
+    def time_block(self, num_calls: int) -> float:
+        call, group = self.case.call, self.group
+        dist.barrier(group=group)
+        start = time.perf_counter()
+        for _ in range(num_calls):
+            call(group)
+        return time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Row:
+    """The measured numbers of one case: seconds a call in each round, and how many times faster the subject was.
+
+    The baseline's numbers are None where it refused the op.
+    """
+
+    op: str
+    ranks: int
+    bytes: int
     subject: list[float]
     baseline: list[float] | None
-
-    def ratios(self) -> list[float] | None:
-        """How many times faster the subject was, round by round."""
-        if self.baseline is None:
-            return None
-        return [base / own for own, base in zip(self.subject, self.baseline, strict=True)]
+    ratio: float | None
+    interval: tuple[float, float] | None
 
 
 def compare(
-    call: Callable[[dist.ProcessGroup], object],
-    subject: dist.ProcessGroup,
-    baseline: dist.ProcessGroup | None,
+    op: str,
+    size: int,
+    subject: Contender,
+    baseline: Contender,
     control: dist.ProcessGroup,
     effort: Effort,
-) -> Comparison:
-    """Time `call` on both groups in interleaved blocks; `control` carries the times between the ranks.
+    baseline_may_fail: bool = False,
+) -> Row:
+    """Check that both contenders give the same answer, then time them in interleaved blocks.
 
-    A round is one block of each group. Which of them goes first alternates, so that neither always finds the
-    caches as the other left them.
+    `control` carries what the ranks decide together. With `baseline_may_fail` the subject is timed alone where the
+    baseline refuses the op.
     """
-    groups = [subject] if baseline is None else [subject, baseline]
+    own = subject.answer()
+    ranks = dist.get_world_size()
+    try:
+        other = baseline.answer()
+    except (RuntimeError, NotImplementedError, ValueError):
+        if not baseline_may_fail:
+            raise
+        (own_times,) = _time_rounds([subject], control, effort)
+        return Row(op, ranks, size, own_times, None, None, None)
+    require_same(own, other, control)
+    own_times, other_times = _time_rounds([subject, baseline], control, effort)
+    ratios = [theirs / ours for ours, theirs in zip(own_times, other_times, strict=True)]
+    return Row(op, ranks, size, own_times, other_times, statistics.median(ratios), median_interval(ratios))
+
+
+def require_same(own: Sequence[torch.Tensor], other: Sequence[torch.Tensor], control: dist.ProcessGroup) -> None:
+    """Raise on every rank if the two contenders' tensors differ on any."""
+    differing = sum(not torch.equal(*pair) for pair in zip(own, other, strict=True))
+    num_differing = torch.tensor(differing)
+    dist.all_reduce(num_differing, group=control)
+    if num_differing.item():
+        raise AssertionError(f"the contenders' answers differ, on this rank in {differing} of {len(own)} tensors")
+
+
+def _time_rounds(contenders: list[Contender], control: dist.ProcessGroup, effort: Effort) -> list[list[float]]:
+    """Seconds a call of each contender, one a round.
+
+    A round is one block of each. Which of them goes first alternates, so that neither always finds the caches as the
+    other left them.
+    """
     rounds: list[list[float]] = []
     spent = 0.0
     while len(rounds) < effort.min_rounds or (len(rounds) < effort.max_rounds and spent < effort.seconds):
-        order = groups if len(rounds) % 2 == 0 else groups[::-1]
-        own = {id(group): _time_block(call, group, effort.block_calls) for group in order}
-        slowest = torch.tensor([own[id(group)] for group in groups], dtype=torch.float64)
+        order = contenders if len(rounds) % 2 == 0 else contenders[::-1]
+        own = {id(contender): contender.time_block(effort.block_calls) for contender in order}
+        slowest = torch.tensor([own[id(contender)] for contender in contenders], dtype=torch.float64)
         dist.all_reduce(slowest, dist.ReduceOp.MAX, group=control)
         rounds.append((slowest / effort.block_calls).tolist())
         spent += float(slowest.sum())
-    columns = [list(column) for column in zip(*rounds, strict=True)]
-    return Comparison(columns[0], None if baseline is None else columns[1])
-
-
-def _time_block(call: Callable[[dist.ProcessGroup], object], group: dist.ProcessGroup, num_calls: int) -> float:
-    dist.barrier(group=group)
-    start = time.perf_counter()
-    for _ in range(num_calls):
-        call(group)
-    return time.perf_counter() - start
+    return [list(column) for column in zip(*rounds, strict=True)]
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -199,6 +291,30 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     while depth < (n + 1) // 2 and 2 * sum(math.comb(n, i) for i in range(depth + 1)) / 2**n <= 1 - confidence:
         depth += 1
     return ordered[depth - 1], ordered[n - depth]
+
+
+def at_least_target(case: str, least: float, ratio: float | None) -> Target:
+    promise = f"{case}: at least {least}x Gloo"
+    if ratio is None:
+        return Target(promise, "-", None)
+    return Target(promise, f"{format_ratio(ratio)}x", ratio >= least)
+
+
+def print_rows(title: str, rows: Sequence[Row], subject: str, baseline: str = "gloo") -> None:
+    columns = ["op", "size", f"{subject} µs", f"{baseline} µs", "ratio", "95 % interval"]
+    print_table(title, columns, [_cells(row) for row in rows])
+
+
+def _cells(row: Row) -> list[str]:
+    cells = [row.op, format_size(row.bytes), _microseconds(row.subject)]
+    if row.baseline is None or row.ratio is None or row.interval is None:
+        return [*cells, "n/a", "n/a", "n/a"]
+    interval = " to ".join(map(format_ratio, row.interval))
+    return [*cells, _microseconds(row.baseline), f"{format_ratio(row.ratio)}x", interval]
+
+
+def _microseconds(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds) * 1e6:,.1f}"
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,11 +1,16 @@
-"""Runs all benchmarks: what importing costs, what groups cost in memory, and how fast the collectives are."""
+"""Runs all benchmarks: importing, memory of groups, collectives, messages, asynchrony, and training with DDP."""
 
 import sys
 
+import asynchronous
 import collectives
+import ddp
 import import_time
 import memory
+import messages
 from harness import main
 
+MODULES = (import_time, memory, collectives, messages, asynchronous, ddp)
+
 if __name__ == "__main__":
-    sys.exit(main(__doc__, import_time.BENCHMARK, memory.BENCHMARK, collectives.BENCHMARK))
+    sys.exit(main(__doc__, *(module.BENCHMARK for module in MODULES)))

@@ -1,6 +1,10 @@
 """Types of the native module (_core/bindings.cpp). tests/unit/test_native.py checks that the names agree."""
 
+from collections.abc import Sequence
+
+ANY_SOURCE: int
 MAX_RANKS: int
+UNKNOWN_STATUS: int
 
 def affinity() -> list[int]: ...
 def cpu_quota() -> int: ...
@@ -8,11 +12,15 @@ def kernel_variant() -> str: ...
 def reduces(dtype: int, op: int, /) -> bool: ...
 def reduce_buffers(dtype: int, op: int, dst: int, srcs: list[int], count: int, factors: list[float], /) -> None: ...
 def tuning_for(ranks: int, cpus: int) -> Tuning: ...
+def own_identity() -> tuple[int, int]: ...
+def next_completions() -> list[int]: ...
+def close_completions() -> None: ...
 
 class Tuning:
     slot_bytes: int
     chunk_bytes: int
     one_shot_bytes: int
+    message_chunk_bytes: int
     crowded: int
     spin_us: int
 
@@ -29,8 +37,27 @@ class Segment:
     def tuning(self) -> Tuning: ...
     def close_fd(self) -> None: ...
 
+class Peer:
+    @staticmethod
+    def watch(pid: int, start: int, /) -> Peer | None: ...
+    @property
+    def dead(self) -> bool: ...
+    @property
+    def status(self) -> int: ...
+
+class Pending:
+    def wait(self, timeout: float, /) -> int: ...
+    def notify(self, token: int, /) -> bool: ...
+    @property
+    def result(self) -> int: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def source(self) -> int: ...
+
 class Group:
     def __init__(self, segment: Segment, rank: int, /) -> None: ...
+    def watch(self, processes: Sequence[tuple[int, int]], /) -> None: ...
     def run(
         self,
         op: int,
@@ -67,8 +94,59 @@ class Group:
         writes: bool,
         /,
     ) -> int: ...
+    def start(
+        self,
+        op: int,
+        reduce_op: int,
+        root: int,
+        dtype: int,
+        count: int,
+        layout: int,
+        factor: float,
+        timeout: float,
+        inputs: list[int],
+        input_sizes: list[int],
+        num_inputs: int,
+        inputs_listed: bool,
+        outputs: list[int],
+        output_sizes: list[int],
+        num_outputs: int,
+        outputs_listed: bool,
+        /,
+    ) -> int | Pending: ...
+    def start_single(
+        self,
+        op: int,
+        reduce_op: int,
+        root: int,
+        dtype: int,
+        count: int,
+        layout: int,
+        factor: float,
+        timeout: float,
+        address: int,
+        size: int,
+        reads: bool,
+        writes: bool,
+        /,
+    ) -> int | Pending: ...
+    def message(
+        self,
+        sends: bool,
+        peer: int,
+        tag: int,
+        dtype: int,
+        layout: int,
+        count: int,
+        timeout: float,
+        address: int,
+        size: int,
+        /,
+    ) -> int | Pending: ...
     def abort(self, text: str, /) -> None: ...
-    def leave(self) -> None: ...
+    def leave(self, exiting: bool, /) -> None: ...
+    def say_last_words(self, text: str, /) -> None: ...
+    def last_words(self, rank: int, /) -> str: ...
     def failure(self) -> dict[str, object]: ...
     def describe(self, rank: int, seq: int, /) -> tuple[int, int, int, int, int, int, int]: ...
     @property

@@ -3,39 +3,59 @@
 from __future__ import annotations
 
 from phalanx._core_ext import (
+    ANY_SOURCE,
     MAX_RANKS,
+    UNKNOWN_STATUS,
     Group,
+    Peer,
+    Pending,
     Segment,
     Tuning,
     affinity,
+    close_completions,
     cpu_quota,
     kernel_variant,
+    next_completions,
+    own_identity,
     reduce_buffers,
     reduces,
     tuning_for,
 )
 
 __all__ = [
+    "ANY_SOURCE",
     "BUSY",
     "FAILED",
     "FAILURE_ABORTED",
     "FAILURE_LEFT",
+    "FAILURE_LOST",
+    "FAILURE_MESSAGE",
     "FAILURE_MISMATCH",
     "FAILURE_TIMEOUT",
     "FINISHED",
     "FORKED",
+    "LEAVING_EXITING",
     "LEFT",
     "MAX_RANKS",
     "NESTED",
+    "NOT_WRITABLE",
     "NO_MEMORY",
+    "NO_SPACE",
     "OPS",
+    "PENDING",
+    "UNKNOWN_STATUS",
     "WAS_BROKEN",
     "Group",
+    "Peer",
+    "Pending",
     "Segment",
     "Tuning",
     "affinity",
+    "close_completions",
     "cpu_quota",
     "kernel_variant",
+    "next_completions",
+    "own_identity",
     "reduce_buffers",
     "reduces",
     "tuning_for",
@@ -52,8 +72,11 @@ OPS = (
     "scatter",
     "reduce_scatter",
     "all_to_all",
+    "send",
+    "recv",
 )
-FAILURE_MISMATCH, FAILURE_TIMEOUT, FAILURE_ABORTED, FAILURE_LEFT = 1, 2, 3, 4
+FAILURE_MISMATCH, FAILURE_TIMEOUT, FAILURE_ABORTED, FAILURE_LEFT, FAILURE_LOST, FAILURE_MESSAGE = range(1, 7)
+LEAVING_EXITING = 2
 
-# What Group.run returns.
-FINISHED, FAILED, WAS_BROKEN, FORKED, NESTED, BUSY, LEFT, NO_MEMORY = range(8)
+# What became of a call, as in _core/ticket.hpp.
+FINISHED, FAILED, WAS_BROKEN, FORKED, NESTED, BUSY, LEFT, NO_MEMORY, PENDING, NO_SPACE, NOT_WRITABLE = range(11)

@@ -79,9 +79,14 @@ class CallTimeout(PhalanxError, TimeoutError):
 
 
 class PeerLost(PhalanxError):
-    """A peer that a call still needs has left the group or died."""
+    """A peer that a call still needs has left the group or died.
+
+    `peer` is its rank and `exception` the first exception that nobody caught there, where it is known.
+    """
 
     code = "PEER_LOST"
+    peer: int | None = None
+    exception: str | None = None
 
 
 class Aborted(PhalanxError):

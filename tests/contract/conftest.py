@@ -47,3 +47,18 @@ def run(pools: Pools, group: str) -> Callable[..., list[Any]]:
         return pools.get(GROUPS[group][0]).run(function, group, *args)
 
     return run
+
+
+@pytest.fixture
+def passes(run: Callable[..., list[Any]]) -> Callable[..., None]:
+    """passes(function, *args): runs one that returns how much it did and what went wrong, and fails with the latter."""
+
+    def passes(function: Callable[..., tuple[int, list[str]]], *args: object) -> None:
+        answers = run(function, *args)
+        assert len({num_done for num_done, _ in answers}) == 1
+        assert answers[0][0] > 0
+        problems = [f"rank {rank}: {failure}" for rank, (_, failures) in enumerate(answers) for failure in failures]
+        if problems:
+            pytest.fail("\n".join([f"{len(problems)} or more of {answers[0][0]} failed", *problems]), pytrace=False)
+
+    return passes

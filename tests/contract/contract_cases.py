@@ -1,8 +1,8 @@
 """Which cases each form runs, and the runner that compares the backend with the meaning of the calls.
 
 Every reduce op of every dtype and every dtype that moves is run with no, one and an odd number of elements; a handful
-also with so many that a transport has to cut them. Arrangement in memory, sync or async, inference mode and so on are
-drawn for each case, the same in every process.
+also with so many that a transport has to cut them; all of them sync, and async with many in flight. Arrangement in
+memory, inference mode and so on are drawn for each case, the same in every process.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from contract_data import ARRANGEMENTS, UNCOMMON, difference
@@ -32,7 +32,7 @@ from phalanx.collectives.reduction import (
 )
 from phalanx.types import DTYPE_CODES, GroupInfo
 
-__all__ = ["cases", "run_bursts", "run_cases"]
+__all__ = ["Flight", "cases", "draw_case", "run_bursts", "run_cases", "wait_for"]
 
 SMALL = (0, 1, 1037)
 LARGE = 400_003
@@ -60,6 +60,7 @@ THOROUGH = ("all_reduce", "reduce", "broadcast", "all_gather single", "reduce_sc
 AS_COMPLEX = ("reduce", "gather", "reduce_scatter")
 WITH_GRAD = (torch.float32, torch.float64, torch.bfloat16)
 SHOWN = 12
+WINDOW = 24
 BURST = 40
 BURST_COUNTS = (0, 1, 7, 1037, 1037, 20_011, 70_001)
 
@@ -97,48 +98,117 @@ def cases(form: str, size: int) -> Iterator[Case]:
 
 
 def run_cases(member: Member, form: str) -> tuple[int, list[str]]:
-    """The number of cases, and what went wrong in the first of those that failed."""
+    """The number of cases, and what went wrong in the first of those that failed.
+
+    A window of cases is started async, so that all of it is in flight at once, and run again sync, before or after
+    the first ones are waited for.
+    """
     warnings.simplefilter("ignore")
-    num_cases = 0
+    draw = random.Random(f"windows of {form}")
+    chosen = list(cases(form, member.size))
     failures: list[str] = []
-    for case in cases(form, member.size):
-        num_cases += 1
-        member.note(str(case))
-        try:
-            args, work = _start(member, case)
-            if work is not None:
-                work.wait()
-            problem = _check(member, case, args)
-        except Exception:
-            problem = traceback.format_exc()
-        if problem is not None and len(failures) < SHOWN:
-            failures.append(f"{case}\n    {problem}")
+    for start in range(0, len(chosen), WINDOW):
+        window = chosen[start : start + WINDOW]
+        behind = draw.random() < 0.5
+        member.note(f"the window of cases at {start} of {form}, sync behind async: {behind}")
+        flights = [Flight(member, replace(case, async_op=True)) for case in window]
+        if not behind:
+            wait_for(flights, draw)
+        calls = [Flight(member, replace(case, async_op=False)) for case in window]
+        if behind:
+            wait_for(flights, draw)
+        for flight, call in zip(flights, calls, strict=True):
+            expected = flight.expected()
+            problems = (flight.problem(expected), call.problem(expected))
+            failures += [text for text in problems if text is not None]
     member.note(f"finished all cases of {form}")
-    return num_cases, failures
+    return len(chosen), failures[:SHOWN]
 
 
 def run_bursts(member: Member, forms: list[str], num_bursts: int) -> tuple[int, list[str]]:
-    """Calls of several kinds right after one another, waited for in another order, and compared only in the end."""
+    """Calls of several kinds right after one another, waited for in another order, and compared only in the end.
+
+    All of every other burst is async; in the rest sync calls come between.
+    """
     warnings.simplefilter("ignore")
     draw = random.Random(repr(forms))
     choices = {form: list(cases(form, member.size)) for form in forms}
     failures: list[str] = []
     for burst in range(num_bursts):
         member.note(f"burst {burst}")
-        chosen = []
-        for _ in range(BURST):
-            case = draw.choice(choices[draw.choice(forms)])
-            root = draw.randrange(member.size) if case.root >= 0 else case.root
-            chosen.append(replace(case, count=draw.choice(BURST_COUNTS), root=root))
-        started = [(case, *_start(member, case)) for case in chosen]
-        for _, _, work in draw.sample(started, len(started)):
-            if work is not None:
-                work.wait()
-        for place, (case, args, _) in enumerate(started):
-            problem = _check(member, case, args)
-            if problem is not None and len(failures) < SHOWN:
-                failures.append(f"call {place} of burst {burst}: {case}\n    {problem}")
-    return num_bursts, failures
+        chosen = [draw_case(draw, choices, member.size) for _ in range(BURST)]
+        if burst % 2 == 0:
+            chosen = [replace(case, async_op=True) for case in chosen]
+        flights = [Flight(member, case) for case in chosen]
+        wait_for(flights, draw)
+        problems = (flight.problem(flight.expected()) for flight in flights)
+        failures += [f"burst {burst}: {text}" for text in problems if text is not None]
+    return num_bursts, failures[:SHOWN]
+
+
+def draw_case(draw: random.Random, choices: dict[str, list[Case]], size: int) -> Case:
+    """Any case of any form, of a size that suits many at once."""
+    case = draw.choice(choices[draw.choice(list(choices))])
+    root = draw.randrange(size) if case.root >= 0 else case.root
+    return replace(case, count=draw.choice(BURST_COUNTS), root=root)
+
+
+class Waitable(Protocol):
+    def wait(self) -> None: ...
+
+
+def wait_for(flights: Sequence[Waitable], draw: random.Random) -> None:
+    for flight in draw.sample(flights, len(flights)):
+        flight.wait()
+
+
+class Flight:
+    """A case that has been started. What it raises is kept for `problem`."""
+
+    def __init__(self, member: Member, case: Case) -> None:
+        self._member = member
+        self._case = case
+        self._args: list[Any] = []
+        self._work: Any = None
+        self._raised: str | None = None
+        form = FORMS[case.form]
+        try:
+            with torch.inference_mode(case.inference):
+                self._args = form.make(case, member.rank, member.size)
+                self._work = form.call(case, Target(member.group, member.rank, member.size), self._args)
+        except Exception:
+            self._raised = traceback.format_exc()
+
+    def wait(self) -> None:
+        try:
+            if self._work is not None:
+                self._work.wait()
+        except Exception:
+            self._raised = traceback.format_exc()
+
+    def expected(self) -> list[Tensor]:
+        """What the arguments hold after a call that did what it means."""
+        case, form = self._case, FORMS[self._case.form]
+        ranks = range(self._member.size)
+        with torch.inference_mode(case.inference):
+            everyones = [form.make(case, rank, len(ranks)) for rank in ranks]
+            calls = [form.build(case, GroupInfo("oracle", rank, len(ranks)), everyones[rank]) for rank in ranks]
+            calls[0].meaning(calls)
+        return list(_flatten(everyones[self._member.rank]))
+
+    def problem(self, expected: list[Tensor]) -> str | None:
+        problem = self._raised
+        if problem is None:
+            with torch.inference_mode(self._case.inference):
+                problem = self._difference(expected)
+        return None if problem is None else f"{self._case}\n    {problem}"
+
+    def _difference(self, expected: list[Tensor]) -> str | None:
+        for i, (got, due) in enumerate(zip(_flatten(self._args), expected, strict=True)):
+            problem = difference(got, due, nan_is_nan=self._case.reduce_op >= 0)
+            if problem is not None:
+                return f"tensor {i} of the arguments: {problem}"
+        return None
 
 
 def _work(form: str, op: str) -> Iterator[tuple[torch.dtype, int, int]]:
@@ -157,28 +227,6 @@ def _work(form: str, op: str) -> Iterator[tuple[torch.dtype, int, int]]:
 
 def _may_be_lazy(op: str, dtype: torch.dtype) -> bool:
     return dtype in (torch.float32, torch.float64) or (dtype.is_complex and op in AS_COMPLEX)
-
-
-def _start(member: Member, case: Case) -> tuple[list[Any], Any]:
-    """The arguments, and what has to be waited for before they are looked at."""
-    form = FORMS[case.form]
-    with torch.inference_mode(case.inference):
-        args = form.make(case, member.rank, member.size)
-        return args, form.call(case, Target(member.group, member.rank, member.size), args)
-
-
-def _check(member: Member, case: Case, args: list[Any]) -> str | None:
-    form = FORMS[case.form]
-    ranks = range(member.size)
-    with torch.inference_mode(case.inference):
-        everyones = [form.make(case, rank, member.size) for rank in ranks]
-        calls = [form.build(case, GroupInfo("oracle", rank, member.size), everyones[rank]) for rank in ranks]
-        calls[0].meaning(calls)
-        for i, (got, expected) in enumerate(zip(_flatten(args), _flatten(everyones[member.rank]), strict=True)):
-            problem = difference(got, expected, nan_is_nan=case.reduce_op >= 0)
-            if problem is not None:
-                return f"tensor {i} of the arguments: {problem}"
-    return None
 
 
 def _flatten(args: Any) -> Iterator[Tensor]:

@@ -1,8 +1,8 @@
 """Rank processes that are started once and run one function after another.
 
-A pool is a world: each process joins it when it starts, and makes the sub groups of a world of four. A process that
-dies, raises or does not answer in time fails the run with what it was doing; the pool is then of no more use and says
-so (`usable`). Processes leave when their pipe ends, so that none outlives the test run.
+A pool is a world: each process joins it when it starts, and makes the world's other groups, which overlap. A process
+that dies, raises or does not answer in time fails the run with what it was doing; the pool is then of no more use and
+says so (`usable`). Processes leave when their pipe ends, so that none outlives the test run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["GROUPS", "Member", "Pool", "PoolError"]
+__all__ = ["GROUPS", "Member", "Pool", "PoolError", "groups_of"]
 
 # name -> (world size, ranks of the group in the world or None for all)
 GROUPS: dict[str, tuple[int, list[int] | None]] = {
@@ -32,6 +32,15 @@ GROUPS: dict[str, tuple[int, list[int] | None]] = {
     "ranks 3 1 of 4": (4, [3, 1]),
     "ranks 0 2 3 of 4": (4, [0, 2, 3]),
 }
+# Groups that overlap those, for calls that are in flight on several at once.
+BESIDE: dict[str, tuple[int, list[int] | None]] = {
+    "ranks 1 0 of 2": (2, [1, 0]),
+    "ranks 0 1 of 2": (2, [0, 1]),
+    "ranks 2 0 1 of 3": (3, [2, 0, 1]),
+    "ranks 1 2 of 3": (3, [1, 2]),
+    "ranks 2 0 3 1 of 4": (4, [2, 0, 3, 1]),
+    "ranks 1 2 of 4": (4, [1, 2]),
+}
 ANSWER_SECONDS = 90.0
 # Before the pool gives up, so that it can show where the process was.
 TRACEBACK_SECONDS = ANSWER_SECONDS - 5
@@ -41,14 +50,34 @@ class PoolError(AssertionError):
     """A rank died, raised or did not answer."""
 
 
+def groups_of(world_size: int) -> dict[str, list[int]]:
+    """All groups of a world, with their ranks in it."""
+    return {
+        name: list(range(size)) if ranks is None else ranks
+        for name, (size, ranks) in (GROUPS | BESIDE).items()
+        if size == world_size
+    }
+
+
 class Member:
-    """What a function that runs in the pool sees of its group. `group` is None for the whole world."""
+    """What a function that runs in the pool sees of its group. `group` is None for the whole world.
+
+    `memberships` has the members of all groups that the process is in, this one among them.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int, size: int, notes: Path) -> None:
         self.group = group
         self.rank = rank
         self.size = size
+        self.memberships: dict[str, Member] = {}
         self._notes = notes.open("w")
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The group's object, for its own methods."""
+        group = self.group or dist.group.WORLD
+        assert group is not None
+        return group
 
     def note(self, text: str) -> None:
         """Says what comes next: the first thing to know if this process does not come back."""
@@ -119,6 +148,7 @@ class Pool:
             ready = multiprocessing.connection.wait(list(waited), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
                 problems = [f"rank {rank} did not answer: {self._last_words(rank)}" for rank in waited.values()]
+                problems += [f"rank {rank} had answered: {answer}" for rank, answer in results.items() if answer]
             for pipe in ready:
                 rank = waited[pipe]  # type: ignore[index]
                 try:
@@ -182,8 +212,8 @@ def _join(rank: int, world_size: int, backend: str | None, folder: Path) -> dict
         world_size=world_size,
         timeout=timedelta(seconds=60),
     )
-    members = {}
-    for name, (size, ranks) in GROUPS.items():
+    members: dict[str, Member] = {}
+    for name, (size, ranks) in (GROUPS | BESIDE).items():
         if size != world_size:
             continue
         group = None if ranks is None else dist.new_group(ranks, sort_ranks=False)
@@ -191,4 +221,6 @@ def _join(rank: int, world_size: int, backend: str | None, folder: Path) -> dict
             members[name] = Member(None, rank, world_size, notes)
         elif rank in ranks:
             members[name] = Member(group, ranks.index(rank), len(ranks), notes)
+    for member in members.values():
+        member.memberships = members
     return members

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from contract_data import ARRANGEMENTS, UNCOMMON, arrange, difference, values
+from contract_exchanges import misarrivals
+from contract_messages import Message, Side, every_kind, in_own_order
 from contract_pool import Member, Pool, PoolError
 
 from phalanx.types import DTYPE_CODES
@@ -40,6 +43,12 @@ def hang(member: Member) -> None:
         threading.Event().wait()
 
 
+def hang_or_complain(member: Member) -> str:
+    if member.rank == 0:
+        threading.Event().wait()
+    return "a complaint"
+
+
 def stumble(member: Member) -> None:
     if member.rank == 1:
         raise RuntimeError("a stone in the way")
@@ -61,6 +70,11 @@ def test_a_rank_that_hangs_is_named_and_shows_where(pool: Pool) -> None:
         pool.run(hang, "world of 2", answer_seconds=3.0)
     assert "rank 1" not in str(caught.value)
     assert not pool.usable
+
+
+def test_an_answer_is_shown_beside_a_rank_that_hangs(pool: Pool) -> None:
+    with pytest.raises(PoolError, match=r"(?s)rank 0 did not answer.*rank 1 had answered: a complaint"):
+        pool.run(hang_or_complain, "world of 2", answer_seconds=1.0)
 
 
 def test_a_rank_that_raises_is_named(pool: Pool) -> None:
@@ -116,3 +130,45 @@ def test_zeros_differ_by_sign_and_nans_are_one() -> None:
     assert difference(one_nan, other_nan, nan_is_nan=True) is None
     assert difference(one_nan, other_nan, nan_is_nan=False)
     assert difference(torch.tensor([complex(math.nan, 1.0)]), torch.tensor([complex(math.nan, 2.0)]), nan_is_nan=True)
+
+
+def test_an_order_of_ones_own_keeps_that_of_the_same_key() -> None:
+    items = [(key, number) for number in range(20) for key in "abc"]
+    orders = [in_own_order(random.Random(rank), items, lambda item: item[0]) for rank in range(3)]
+    for order in orders:
+        assert sorted(order) == sorted(items)
+        for key in "abc":
+            assert [number for each, number in order if each == key] == list(range(20))
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_messages_lost_doubled_or_overtaken_are_seen() -> None:
+    good = [(2, 0), (0, 0), (2, 1), (0, 1)]
+    assert misarrivals(good, [0, 2], 2) == []
+    assert misarrivals(good[:-1], [0, 2], 2) == ["from rank 0 came [0]"]
+    assert misarrivals([*good, (2, 1)], [0, 2], 2) == ["from rank 2 came [0, 1, 1]"]
+    assert misarrivals([good[2], good[1], good[0], good[3]], [0, 2], 2) == ["from rank 2 came [1, 0]"]
+    assert misarrivals([*good, (1, 0)], [0, 2], 2) == ["from rank 1 came [0]"]
+
+
+def neither_send_nor_receive(member: Member) -> list[str | None]:
+    messages = [Message(0, 1, torch.float32, 1037, of=name, into=name) for name in ARRANGEMENTS]
+    return [Side(member, message, ("isend", "irecv")[member.rank]).problem() for message in messages]
+
+
+def test_a_message_that_did_not_come_is_seen(pool: Pool) -> None:
+    sends, receives = pool.run(neither_send_nor_receive, "world of 2")
+    assert sends == [None] * len(ARRANGEMENTS)
+    assert all("of 1037 values" in problem for problem in receives)
+
+
+def test_every_kind_of_message_has_every_spelling_between_all_pairs() -> None:
+    messages = list(every_kind(4))
+    assert {message.dtype for message in messages} == {*DTYPE_CODES, *UNCOMMON}
+    assert len({(message.source, message.target) for message in messages}) == 12
+    assert len({message.send for message in messages}) == 3
+    assert len({message.receive for message in messages}) == 6
+    for dtype in (torch.complex64, torch.complex128):
+        alike = [m.send.startswith("direct") == m.receive.startswith("direct") for m in messages if m.dtype is dtype]
+        assert alike
+        assert all(alike)

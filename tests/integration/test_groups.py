@@ -41,7 +41,7 @@ def _one_after_another(here: Here, kind: str) -> int:
     total = torch.zeros(1)
     for group in groups:
         tensor = torch.ones(1)
-        group.allreduce(tensor)
+        group.allreduce(tensor).wait()
         total += tensor
     return int(total.item())
 
@@ -244,13 +244,16 @@ def _set_timeout(here: Here) -> str:
     assert group is not None
     group.set_timeout(timedelta(seconds=0.2))
     if here.rank == 1:
+        assert os.read(os.open(here.folder / "fifo", os.O_RDONLY), 1) == b"x"
         return ""
     with pytest.raises(phalanx.CallTimeout) as caught:
         dist.barrier()
+    (here.folder / "fifo").write_text("x")
     return str(caught.value)
 
 
 def test_a_timeout_set_later_counts(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
     assert "timeout of 0.2 s: rank 1 did not come" in values(_set_timeout, 2, tmp_path)[0]
 
 

@@ -244,9 +244,6 @@ def alone() -> phalanx.ProcessGroup:
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [
-        ("send", ([torch.ones(1)], 0, 0)),
-        ("recv", ([torch.ones(1)], 0, 0)),
-        ("recv_anysource", ([torch.ones(1)], 0)),
         ("monitored_barrier", ()),
         ("split_group", ([0],)),
         ("merge_remote_group", (dist.HashStore(), 1)),

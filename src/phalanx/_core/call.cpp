@@ -7,7 +7,7 @@ namespace phalanx {
 
 namespace {
 
-constexpr int kStepsAtOnce = 256;
+constexpr int kStepsAtOnce = 32;
 
 constexpr std::uint64_t mix(std::uint64_t state, std::uint64_t value) noexcept {
   state ^= value + 0x9e3779b97f4a7c15 + (state << 6) + (state >> 2);
@@ -64,18 +64,18 @@ bool Call::reached(Peers peers, Counter counter, std::uint64_t value) {
   return lines_.reached(blocked_on_);
 }
 
-Progress Call::advance() {
+Advance Call::advance() {
   if (size() == 1) {
     algorithm_->solo(*this);
-    return Progress::finished;
+    return Advance::finished;
   }
-  if ((!posted_ && !post()) || (!met_ && !meet())) return failed_ ? Progress::failed : Progress::blocked;
+  if ((!posted_ && !post()) || (!met_ && !meet())) return failed_ ? Advance::failed : Advance::blocked;
   for (int steps = 0; step();) {
-    if (++steps == kStepsAtOnce) return Progress::more;
+    if (++steps == kStepsAtOnce) return Advance::more;
   }
-  if (done_ < ticks || (stages && staged_ < ticks)) return Progress::blocked;
+  if (done_ < ticks || (stages && staged_ < ticks)) return Advance::blocked;
   history_.tick = first_tick_ + ticks;
-  return Progress::finished;
+  return Advance::finished;
 }
 
 // Arrives: with the first tick's data, so that a short call needs no further step from this rank.
@@ -157,6 +157,7 @@ void Call::report_mismatch(int peer, std::uint64_t seq, const char* text) noexce
   failure.rank = rank();
   failure.peer = peer;
   failure.seq = seq;
+  failure.op = request_->op;
   std::snprintf(failure.text, sizeof(failure.text), "%s", text);
   lines_.fail(failure);
 }

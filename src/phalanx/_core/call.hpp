@@ -35,7 +35,7 @@ struct Request {
 
 enum class Peers { none, root, all };
 
-enum class Progress {
+enum class Advance {
   finished,
   blocked,  // Call::blocked_on() says on what
   more,     // could go on at once; returned now and then so that the caller can look at signals and the clock
@@ -73,7 +73,7 @@ class Call {
   // Takes the next seq and plans the call. `request` must outlive it.
   void start(Request& request);
   // Goes on without ever waiting.
-  Progress advance();
+  Advance advance();
   const Condition& blocked_on() const noexcept { return blocked_on_; }
   // From any thread.
   std::uint64_t seq() const noexcept { return seq_.load(std::memory_order_relaxed); }

@@ -1,22 +1,15 @@
 #include "group.hpp"
 
 #include <algorithm>
-#include <cstdio>
-#include <stdexcept>
 #include <utility>
+
+#include "progress.hpp"
 
 namespace phalanx {
 
 namespace {
 
 constexpr std::uint64_t kKiB = 1024;
-
-int checked(int rank, int size) {
-  if (rank < 0 || rank >= size) {
-    throw std::invalid_argument("rank " + std::to_string(rank) + " is not in a group of " + std::to_string(size));
-  }
-  return rank;
-}
 
 }  // namespace
 
@@ -27,84 +20,38 @@ Tuning tuning_for(int ranks, int cpus) {
   // Longer chunks where every wait costs context switches.
   tuning.chunk_bytes = crowded ? tuning.slot_bytes : 128 * kKiB;
   tuning.one_shot_bytes = ranks <= 2 ? 64 * kKiB : 32 * kKiB;
+  // There is a channel for every two ranks; what is not touched costs addresses only, but of those a lot.
+  tuning.message_chunk_bytes = ranks <= 32 ? 64 * kKiB : ranks <= 128 ? 16 * kKiB : 4 * kKiB;
   tuning.crowded = crowded;
   tuning.spin_us = crowded ? 300 : 50;
   return tuning;
 }
 
 Group::Group(std::shared_ptr<Segment> segment, int rank)
-    : segment_(std::move(segment)),
-      lines_(*segment_, checked(rank, segment_->size())),
-      call_(*segment_, lines_, history_) {
-  history_.verified.resize(static_cast<std::size_t>(segment_->size()), 0);
-  if (segment_->control(rank).claimed.exchange(1, std::memory_order_relaxed) != 0) {
-    throw std::runtime_error("rank " + std::to_string(rank) + " of this group is taken by another process");
-  }
+    : member_(std::make_shared<Member>(std::move(segment), rank)),
+      calls_(std::make_shared<CallQueue>(member_)),
+      messages_(std::make_shared<Messages>(member_)) {
+  progress().add(calls_);
+  progress().add(messages_);
 }
 
-Group::~Group() { leave(); }
+Group::~Group() { leave(Leaving::closed); }
 
-void Group::start(std::chrono::nanoseconds timeout) {
-  const auto now = Clock::now();
-  deadline_ = timeout < Clock::time_point::max() - now ? now + timeout : Clock::time_point::max();
-  call_.start(request_);
+void Group::watch(const std::vector<Identity>& ranks) {
+  std::vector<std::shared_ptr<Peer>> peers;
+  for (const Identity& identity : ranks) peers.push_back(Peer::watch(identity));
+  member_->lines.watch(std::move(peers));
 }
 
-Outcome Group::proceed(Clock::time_point until) {
-  until = std::min(until, deadline_);
-  while (true) {
-    switch (call_.advance()) {
-      case Progress::finished:
-        return Outcome::finished;
-      case Progress::failed:
-        return Outcome::failed;
-      case Progress::more:
-        if (Clock::now() >= until) return Outcome::pending;
-        continue;
-      case Progress::blocked:
-        break;
-    }
-    const Condition& condition = call_.blocked_on();
-    switch (lines_.wait(condition, until)) {
-      case WaitResult::reached:
-        continue;
-      case WaitResult::failed:
-        return Outcome::failed;
-      case WaitResult::left:
-        report(FailureKind::left, lines_.first_left(condition), {}, "");
-        return Outcome::failed;
-      case WaitResult::interrupted:
-        return Outcome::pending;
-      case WaitResult::expired:
-        break;
-    }
-    const auto now = Clock::now();
-    if (now < until) continue;
-    if (now < deadline_) return Outcome::pending;
-    const std::vector<int> missing = lines_.missing(condition);
-    if (missing.empty()) continue;
-    report(FailureKind::timeout, -1, missing, "");
-    return Outcome::failed;
-  }
-}
+void Group::abort(const std::string& text) { member_->report_abort(seq(), text); }
 
-void Group::report(FailureKind kind, int peer, const std::vector<int>& missing, const std::string& text) {
-  Failure failure{};
-  failure.kind = kind;
-  failure.rank = rank();
-  failure.peer = peer;
-  failure.seq = call_.seq();
-  failure.num_missing = static_cast<std::uint32_t>(missing.size());
-  std::copy_n(missing.begin(), std::min(missing.size(), std::size(failure.missing)), failure.missing);
-  std::snprintf(failure.text, sizeof(failure.text), "%s", text.c_str());
-  lines_.fail(failure);
-}
-
-void Group::abort(const std::string& text) { report(FailureKind::aborted, -1, {}, text); }
-
-void Group::leave() {
-  if (forked() || left_.exchange(true)) return;
-  lines_.leave();
+void Group::leave(Leaving leaving) {
+  if (forked() || member_->left.exchange(true)) return;
+  member_->lines.leave(leaving);
+  calls_->sweep();
+  messages_->sweep();
+  progress().remove(calls_);
+  progress().remove(messages_);
 }
 
 }  // namespace phalanx

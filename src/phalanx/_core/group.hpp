@@ -1,28 +1,20 @@
-// One rank's end of a group: the calls it makes, one after another, and what became of them.
+// One rank's end of a group: its place in it, its collectives and its messages.
 //
-// Thread-safe: whoever starts a call holds the group until the call has ended. abort() may come from any thread.
+// Thread-safe: calls may come from any thread, and so may abort() and leave().
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "call.hpp"
+#include "call_queue.hpp"
+#include "messages.hpp"
 
 namespace phalanx {
 
 // Chooses chunk sizes and the way of waiting for so many ranks on so many CPUs.
 Tuning tuning_for(int ranks, int cpus);
-
-enum class Outcome {
-  finished,
-  pending,  // not yet; look at signals and call proceed() again
-  failed,   // Group::failure() says how; the group is broken
-};
 
 class Group {
  public:
@@ -31,51 +23,33 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // Takes the group for a call; false when it was not free by then.
-  bool try_acquire() { return own(free_.try_lock()); }
-  bool acquire(Clock::time_point until) { return own(free_.try_lock_until(until)); }
-  void release() {
-    owner_.store({}, std::memory_order_relaxed);
-    free_.unlock();
-  }
-  // Whether this very thread is in a call, which a signal handler has interrupted to make another one.
-  bool held_here() const noexcept { return owner_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+  CallQueue& calls() noexcept { return *calls_; }
+  Messages& messages() noexcept { return *messages_; }
+  std::shared_ptr<Lane> calls_lane() const noexcept { return calls_; }
+  std::shared_ptr<Lane> messages_lane() const noexcept { return messages_; }
 
-  // The one who has acquired the group fills request(), starts, and proceeds until the outcome is not `pending`.
-  Request& request() noexcept { return request_; }
-  void start(std::chrono::nanoseconds timeout);
-  Outcome proceed(Clock::time_point until);
-
-  // Ends the call of this rank and all waits of its peers. The text goes into their errors.
+  // Keeps an eye on the processes of the ranks, given in rank order. A pid of 0 can't be watched.
+  void watch(const std::vector<Identity>& ranks);
+  // Ends all waits of all ranks. The text goes into their errors.
   void abort(const std::string& text);
-  // This rank makes no further call; peers that wait for one are told.
-  void leave();
+  // This rank makes no further call; peers that wait for one are told, and what is pending here ends.
+  void leave(Leaving leaving);
+  void say_last_words(const std::string& text) { member_->lines.say_last_words(text); }
+  std::string last_words(int rank) const { return member_->lines.last_words(rank); }
 
-  bool forked() const noexcept { return segment_->forked(); }
-  bool broken() const noexcept { return lines_.failed(); }
-  bool has_left() const noexcept { return left_; }
-  Failure failure() const { return lines_.failure(); }
-  std::uint64_t seq() const noexcept { return call_.seq(); }
-  int rank() const noexcept { return lines_.rank(); }
-  int size() const noexcept { return lines_.size(); }
-  Segment& segment() noexcept { return *segment_; }
+  bool forked() const noexcept { return member_->segment->forked(); }
+  bool broken() const noexcept { return member_->lines.failed(); }
+  bool has_left() const noexcept { return member_->has_left(); }
+  Failure failure() const { return member_->lines.failure(); }
+  std::uint64_t seq() const noexcept { return calls_->seq(); }
+  int rank() const noexcept { return member_->rank(); }
+  int size() const noexcept { return member_->size(); }
+  Segment& segment() noexcept { return *member_->segment; }
 
  private:
-  bool own(bool locked) noexcept {
-    if (locked) owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-    return locked;
-  }
-  void report(FailureKind kind, int peer, const std::vector<int>& missing, const std::string& text);
-
-  std::shared_ptr<Segment> segment_;
-  Lines lines_;
-  History history_;
-  Request request_;
-  Call call_;
-  Clock::time_point deadline_;
-  std::timed_mutex free_;
-  std::atomic<std::thread::id> owner_{};
-  std::atomic<bool> left_ = false;
+  const std::shared_ptr<Member> member_;
+  const std::shared_ptr<CallQueue> calls_;
+  const std::shared_ptr<Messages> messages_;
 };
 
 }  // namespace phalanx

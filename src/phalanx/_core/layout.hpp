@@ -1,10 +1,14 @@
 // What lies where in a group's segment. Plain data and atomics only, the same in every process that maps it.
 //
-//   Header | Control[size] | WaitLine[size] | Descriptor[size][kRing] | u64 sizes[size][kRing][size + 1] |
-//   staging[size]
+//   Header | Control[size] | WaitLine[size] | MessageLine[size] | LastWords[size] | Descriptor[size][kRing] |
+//   u64 sizes[size][kRing][size + 1] | ChannelLines[size][size] | staging[size] | channel bodies[size][size]
 //
-// Ownership: every Control, WaitLine, Descriptor, sizes and staging area has one writer, its rank. The Header's
-// immutable part is written by the creator before anyone maps it; the rest is shared and atomic.
+// Ownership: every Control, WaitLine, LastWords, Descriptor, sizes and staging area has one writer, its rank; of a
+// channel's lines one is the sender's and one the receiver's, its body is the sender's. The Header's immutable part is
+// written by the creator before anyone maps it; the rest of it and the MessageLines are shared and atomic.
+//
+// Channel bodies cost nothing before their first use: a memfd is sparse, and in a file their space is not reserved
+// until a sender asks for it (Segment::reserve_channel).
 //
 // Time is counted in ticks. Every collective takes the same number of ticks (at least one) on every rank, so all ranks
 // number them alike. In tick t a rank uses its staging slot t % kSlots. The counters say how many ticks a rank has
@@ -19,13 +23,20 @@
 namespace phalanx {
 
 inline constexpr std::uint64_t kMagic = 0x31584e414c414850;  // "PHALANX1"
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 inline constexpr int kSlots = 4;
 // Twice the slots: a peer that lags by kSlots ticks still finds its word when it compares (see Call::verify_history).
 inline constexpr int kRing = 2 * kSlots;
 inline constexpr std::size_t kLine = 128;
 inline constexpr std::size_t kPage = 4096;
 inline constexpr int kMaxRanks = 1024;
+// Of a channel: announcements under way, grants under way, chunks under way.
+inline constexpr int kEnvelopes = 16;
+inline constexpr int kGrants = 8;
+inline constexpr int kChunks = 4;
+// A message up to this size travels in its envelope.
+inline constexpr std::size_t kEnvelopeBytes = 2048;
+inline constexpr std::size_t kInlineBytes = kEnvelopeBytes - 64;
 
 enum class Op : std::uint8_t {
   barrier = 0,
@@ -37,18 +48,50 @@ enum class Op : std::uint8_t {
   scatter = 6,
   reduce_scatter = 7,
   all_to_all = 8,
+  // Not collectives: they have no seq in common and never come here as a Request.
+  send = 9,
+  recv = 10,
 };
 inline constexpr int kNumOps = 9;
 
-enum class FailureKind : std::uint32_t { none = 0, mismatch = 1, timeout = 2, aborted = 3, left = 4 };
+enum class FailureKind : std::uint32_t {
+  none = 0,
+  mismatch = 1,
+  timeout = 2,
+  aborted = 3,
+  left = 4,     // a rank left the group in order while it was still needed
+  lost = 5,     // a rank's process died
+  message = 6,  // a message does not fit its receive
+};
+
+// How a rank left.
+enum class Leaving : std::uint32_t { no = 0, closed = 1, exiting = 2 };
+
+// What a rank takes no further part in once it has seen that the group is broken.
+enum class GaveUp : std::uint32_t { calls = 1, messages = 2 };
+
+inline constexpr std::int32_t kUnknownStatus = -1;
+
+// Both sides of a message that does not fit.
+struct Misfit {
+  std::int64_t sent;
+  std::int64_t expected;
+  std::uint32_t tag;
+  std::uint8_t sent_dtype;
+  std::uint8_t expected_dtype;
+};
 
 // The first failure of a group, frozen by whoever found it. Written between state 1 (claimed) and 2 (published).
 struct Failure {
   FailureKind kind;
   std::int32_t rank;  // who found it
-  std::int32_t peer;  // the other side of a mismatch; the rank that left
+  std::int32_t peer;  // the other side of a mismatch; the rank that left or died
   std::uint32_t num_missing;
   std::uint64_t seq;
+  Op op;                     // what the finder was doing
+  Leaving leaving;           // how the peer left
+  std::int32_t status;       // how the peer's process ended, as waitpid gives it; kUnknownStatus where nobody can tell
+  Misfit misfit;
   std::int32_t missing[32];  // the first of them
   char text[256];
 };
@@ -58,6 +101,7 @@ struct Tuning {
   std::uint64_t slot_bytes;      // capacity of a staging slot
   std::uint64_t chunk_bytes;     // bytes of a slot that a tick of a long call uses
   std::uint64_t one_shot_bytes;  // an all_reduce up to this size takes one tick in which every rank reduces all
+  std::uint64_t message_chunk_bytes;  // capacity of a chunk of a channel
   std::uint32_t crowded;         // more ranks than CPUs: a waiter lends its CPU instead of spinning
   std::uint32_t spin_us;         // how long a waiter spins or lends before it sleeps
 };
@@ -68,6 +112,7 @@ struct Header {
   std::uint32_t size;
   std::uint8_t nonce[16];
   std::uint64_t total_bytes;
+  std::uint32_t reserved;  // 1: space has to be reserved before it is touched
   Tuning tuning;
 
   alignas(kLine) std::atomic<std::uint32_t> bell;  // futex word; changes when a sleeper's condition may have come true
@@ -81,7 +126,8 @@ struct alignas(kLine) Control {
   // Ring by seq: low 32 bits the seq, high 32 bits the running hash of all signatures up to it.
   std::atomic<std::uint64_t> words[kRing];
   std::atomic<std::uint64_t> counters[3];  // by Counter
-  std::atomic<std::uint32_t> left;         // 1: this rank has left the group in order
+  std::atomic<std::uint32_t> left;         // Leaving; not 0: this rank makes no further step
+  std::atomic<std::uint32_t> gave_up;      // bits of GaveUp: where this rank takes no further step in the broken group
   std::atomic<std::uint32_t> claimed;      // 1: a process is this rank
   std::atomic<std::uint32_t> cpu;          // where this rank last published, plus 1; a hint
 };
@@ -91,6 +137,18 @@ struct alignas(kLine) WaitLine {
   std::atomic<std::uint32_t> counter;  // 0: not asleep; else Counter + 1
   std::atomic<std::int32_t> peer;
   std::atomic<std::uint64_t> value;
+};
+
+// Where a rank sleeps until something happens to one of its messages.
+struct alignas(kLine) MessageLine {
+  std::atomic<std::uint32_t> bell;  // futex word
+  std::atomic<std::uint32_t> sleeps;
+};
+
+// What a rank has to say of its end: the first exception that nobody caught.
+struct alignas(kLine) LastWords {
+  std::atomic<std::uint32_t> said;
+  char text[1020];
 };
 
 // A call's signature in full, to explain a mismatch, and what each rank may choose for itself (the factor).
@@ -105,12 +163,38 @@ struct alignas(64) Descriptor {
   std::uint8_t dtype;
 };
 
+// Messages from one rank to another (messages.hpp). All counters only grow.
+struct ChannelLines {
+  struct alignas(kLine) {
+    std::atomic<std::uint64_t> announced;  // envelopes posted
+    std::atomic<std::uint64_t> staged;     // chunks filled
+  } sender;
+  struct alignas(kLine) {
+    std::atomic<std::uint64_t> taken;    // envelopes read
+    std::atomic<std::uint64_t> granted;  // messages asked for
+    std::atomic<std::uint64_t> freed;    // chunks read
+    std::uint64_t grants[kGrants];       // the numbers of the messages asked for, a ring
+  } receiver;
+};
+
+struct alignas(64) Envelope {
+  std::uint64_t bytes;
+  std::int64_t count;
+  std::uint32_t tag;
+  std::uint32_t layout;  // tells dtypes apart that have no code of their own
+  std::uint8_t dtype;
+  alignas(64) std::byte body[kInlineBytes];
+};
+
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 static_assert(sizeof(Header) <= kPage);
 static_assert(sizeof(Control) == kLine);
 static_assert(sizeof(WaitLine) == kLine);
 static_assert(sizeof(Descriptor) == 64);
+static_assert(sizeof(LastWords) == 1024);
+static_assert(sizeof(ChannelLines) == 2 * kLine);
+static_assert(sizeof(Envelope) == kEnvelopeBytes);
 static_assert(std::is_trivially_destructible_v<Header>);
 
 // The smallest slot that has room for a piece of its own for every rank.
@@ -122,17 +206,27 @@ constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (va
 
 // Byte offsets of the areas for a given number of ranks.
 struct Offsets {
-  std::size_t control, wait, descriptors, sizes, sizes_stride, staging, staging_stride, total;
+  std::size_t control, wait, message, words, descriptors, sizes, sizes_stride, lines, staging, staging_stride, bodies,
+      body_stride, total;
 
-  constexpr Offsets(int size, std::size_t slot_bytes)
+  constexpr Offsets(int size, const Tuning& tuning)
+      : Offsets(static_cast<std::size_t>(size), tuning.slot_bytes, tuning.message_chunk_bytes) {}
+
+ private:
+  constexpr Offsets(std::size_t size, std::size_t slot_bytes, std::size_t message_chunk_bytes)
       : control(kPage),
-        wait(control + static_cast<std::size_t>(size) * sizeof(Control)),
-        descriptors(wait + static_cast<std::size_t>(size) * sizeof(WaitLine)),
-        sizes(descriptors + static_cast<std::size_t>(size) * kRing * sizeof(Descriptor)),
-        sizes_stride(round_up(static_cast<std::size_t>(size + 1) * sizeof(std::uint64_t), kLine)),
-        staging(round_up(sizes + static_cast<std::size_t>(size) * kRing * sizes_stride, kPage)),
+        wait(control + size * sizeof(Control)),
+        message(wait + size * sizeof(WaitLine)),
+        words(message + size * sizeof(MessageLine)),
+        descriptors(words + size * sizeof(LastWords)),
+        sizes(descriptors + size * kRing * sizeof(Descriptor)),
+        sizes_stride(round_up((size + 1) * sizeof(std::uint64_t), kLine)),
+        lines(sizes + size * kRing * sizes_stride),
+        staging(round_up(lines + size * size * sizeof(ChannelLines), kPage)),
         staging_stride(round_up(slot_bytes * kSlots, kPage)),
-        total(staging + static_cast<std::size_t>(size) * staging_stride) {}
+        bodies(staging + size * staging_stride),
+        body_stride(round_up(kEnvelopes * sizeof(Envelope) + kChunks * message_chunk_bytes, kPage)),
+        total(bodies + size * size * body_stride) {}
 };
 
 }  // namespace phalanx

@@ -84,6 +84,16 @@ void Segment::close_fd() noexcept {
   fd_ = -1;
 }
 
+bool Segment::reserve_channel(int from, int to) noexcept {
+  if (header().reserved == 0) return true;
+  const auto offset = static_cast<off_t>(offsets_.bodies + channel(from, to) * offsets_.body_stride);
+  int error;
+  do {
+    error = ::posix_fallocate(fd_, offset, static_cast<off_t>(offsets_.body_stride));
+  } while (error == EINTR);
+  return error == 0;
+}
+
 bool Segment::forked() const noexcept { return generation_ != fork_generation(); }
 
 Segment Segment::map(int fd, std::size_t bytes) {
@@ -94,7 +104,7 @@ Segment Segment::map(int fd, std::size_t bytes) {
 }
 
 void Segment::format(int size, const Tuning& tuning, const Nonce& nonce) {
-  offsets_ = Offsets(size, tuning.slot_bytes);
+  offsets_ = Offsets(size, tuning);
   size_ = size;
   // The memory is zero, which is the start value of every atomic in it; placement new makes them objects.
   auto* header = new (base_) Header{};
@@ -109,7 +119,7 @@ void Segment::format(int size, const Tuning& tuning, const Nonce& nonce) {
 Segment Segment::create_memfd(int size, const Tuning& tuning, const Nonce& nonce) {
   Fd fd(::memfd_create("phalanx", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.get() < 0) fail("memfd_create");
-  const std::size_t bytes = Offsets(size, tuning.slot_bytes).total;
+  const std::size_t bytes = Offsets(size, tuning).total;
   if (::fchmod(fd.get(), 0600) != 0) fail("fchmod of the memfd");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) fail("ftruncate of the memfd");
   // A peer that truncated the segment would turn every access into a SIGBUS.
@@ -125,7 +135,7 @@ Segment Segment::create_file(const std::string& path, int size, Tuning tuning, c
   if (fd.get() < 0) fail("open of " + path);
   try {
     for (;; tuning.slot_bytes /= 2) {
-      const auto bytes = static_cast<off_t>(Offsets(size, tuning.slot_bytes).total);
+      const auto bytes = static_cast<off_t>(Offsets(size, tuning).bodies);
       // Reserved space turns a full file system into an error here instead of a SIGBUS later.
       int error;
       do {
@@ -140,9 +150,12 @@ Segment Segment::create_file(const std::string& path, int size, Tuning tuning, c
     }
     tuning.chunk_bytes = std::min(tuning.chunk_bytes, tuning.slot_bytes);
     tuning.one_shot_bytes = std::min(tuning.one_shot_bytes, tuning.slot_bytes);
-    Segment segment = map(fd.get(), Offsets(size, tuning.slot_bytes).total);
+    const std::size_t total = Offsets(size, tuning).total;
+    if (::ftruncate(fd.get(), static_cast<off_t>(total)) != 0) fail("ftruncate of " + path);
+    Segment segment = map(fd.get(), total);
     fd.release();
     segment.format(size, tuning, nonce);
+    segment.header().reserved = 1;
     return segment;
   } catch (...) {
     ::unlink(path.c_str());
@@ -167,21 +180,21 @@ Segment Segment::open(const std::string& path, const Nonce& nonce) {
     throw std::runtime_error("the segment has layout version " + std::to_string(header_bytes.version) +
                              ", this library has " + std::to_string(kVersion));
   }
-  const std::size_t bytes = Offsets(static_cast<int>(header_bytes.size), header_bytes.tuning.slot_bytes).total;
+  const std::size_t bytes = Offsets(static_cast<int>(header_bytes.size), header_bytes.tuning).total;
   if (header_bytes.total_bytes != bytes || static_cast<std::size_t>(status.st_size) < bytes) {
     throw std::runtime_error(path + " has the wrong size for a segment");
   }
   Segment segment = map(fd.get(), bytes);
   fd.release();
   segment.size_ = static_cast<int>(header_bytes.size);
-  segment.offsets_ = Offsets(segment.size_, header_bytes.tuning.slot_bytes);
-  segment.close_fd();
+  segment.offsets_ = Offsets(segment.size_, header_bytes.tuning);
+  if (header_bytes.reserved == 0) segment.close_fd();
   return segment;
 }
 
 Segment Segment::create_private(int size, const Tuning& tuning) {
-  const std::size_t bytes = Offsets(size, tuning.slot_bytes).total;
-  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const std::size_t bytes = Offsets(size, tuning).total;
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) fail("mmap");
   Segment segment(base, bytes, -1);
   segment.format(size, tuning, Nonce{});

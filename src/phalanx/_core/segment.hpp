@@ -16,7 +16,7 @@ class Segment {
  public:
   // A sparse memfd that peers reach through /proc/<pid>/fd/<fd>; only touched pages cost memory.
   static Segment create_memfd(int size, const Tuning& tuning, const Nonce& nonce);
-  // A file at `path` (mode 0600) with all its space reserved, its slots shrunk until it fits. The caller unlinks it.
+  // A file at `path` (mode 0600) with its space reserved, its slots shrunk until it fits. The caller unlinks it.
   static Segment create_file(const std::string& path, int size, Tuning tuning, const Nonce& nonce);
   // Maps a peer's segment. Throws std::runtime_error where it is not the segment with this nonce.
   static Segment open(const std::string& path, const Nonce& nonce);
@@ -30,8 +30,11 @@ class Segment {
   ~Segment();
 
   int fd() const noexcept { return fd_; }
-  // Once every peer has mapped the segment the descriptor is not needed any more.
+  // Once every peer has mapped the segment the descriptor of a memfd is not needed any more.
   void close_fd() noexcept;
+  // Makes sure that there is memory for the messages from one rank to another, before it is touched. False: there is
+  // none. Nothing to do in a memfd.
+  bool reserve_channel(int from, int to) noexcept;
   // True in a child of the process that mapped the segment: the mapping is not there.
   bool forked() const noexcept;
 
@@ -39,6 +42,18 @@ class Segment {
   int size() const noexcept { return size_; }
   Control& control(int rank) const noexcept { return at<Control>(offsets_.control)[rank]; }
   WaitLine& wait_line(int rank) const noexcept { return at<WaitLine>(offsets_.wait)[rank]; }
+  MessageLine& message_line(int rank) const noexcept { return at<MessageLine>(offsets_.message)[rank]; }
+  LastWords& last_words(int rank) const noexcept { return at<LastWords>(offsets_.words)[rank]; }
+  ChannelLines& channel_lines(int from, int to) const noexcept {
+    return at<ChannelLines>(offsets_.lines)[channel(from, to)];
+  }
+  Envelope& envelope(int from, int to, std::uint64_t number) const noexcept {
+    return at<Envelope>(offsets_.bodies + channel(from, to) * offsets_.body_stride)[number % kEnvelopes];
+  }
+  std::byte* message_chunk(int from, int to, std::uint64_t number) const noexcept {
+    return at<std::byte>(offsets_.bodies + channel(from, to) * offsets_.body_stride + kEnvelopes * sizeof(Envelope) +
+                         number % kChunks * header().tuning.message_chunk_bytes);
+  }
   Descriptor& descriptor(int rank, std::uint64_t seq) const noexcept {
     return at<Descriptor>(offsets_.descriptors)[static_cast<std::size_t>(rank) * kRing + seq % kRing];
   }
@@ -57,6 +72,9 @@ class Segment {
   void format(int size, const Tuning& tuning, const Nonce& nonce);
   void release() noexcept;
 
+  std::size_t channel(int from, int to) const noexcept {
+    return static_cast<std::size_t>(from) * static_cast<std::size_t>(size_) + static_cast<std::size_t>(to);
+  }
   template <class T>
   T* at(std::size_t offset) const noexcept {
     return reinterpret_cast<T*>(static_cast<std::byte*>(base_) + offset);
@@ -67,7 +85,7 @@ class Segment {
   int fd_ = -1;
   int size_ = 0;
   std::uint32_t generation_ = 0;
-  Offsets offsets_{1, kPage};
+  Offsets offsets_{1, Tuning{}};
 };
 
 // Counts the forks in this process' ancestry since the library was loaded; a child sees another number.

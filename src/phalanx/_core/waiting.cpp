@@ -1,15 +1,7 @@
 #include "waiting.hpp"
 
-#include <linux/futex.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <climits>
 #include <cstring>
-#include <ctime>
 #include <thread>
 #include <utility>
 
@@ -17,37 +9,8 @@ namespace phalanx {
 
 namespace {
 
-// No sleep is longer, so that whoever waits can look around now and then.
-constexpr std::chrono::milliseconds kLongestSleep{50};
-constexpr int kSpinsBetweenLooks = 64;
-// A CPU that comes back so late was taken by a program that computes, not by a peer.
-constexpr std::chrono::microseconds kLongLoan{500};
-constexpr int kFewestWaitsAfterLongLoan = 4;
-constexpr int kMostWaitsAfterLongLoan = 256;
-
-void pause_cpu() noexcept {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
-#endif
-}
-
-// The futex is shared (not private): the waiters are other processes.
-// False when a signal ended it.
-bool futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds timeout) noexcept {
-  timespec spec{static_cast<time_t>(timeout.count() / 1'000'000'000),
-                static_cast<long>(timeout.count() % 1'000'000'000)};
-  return ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, expected, &spec, nullptr, 0) == 0 ||
-         errno != EINTR;
-}
-
-void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept {
-  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-// The CPU this thread runs on, plus 1; 0 where the system does not tell.
-std::uint32_t current_cpu() noexcept { return static_cast<std::uint32_t>(::sched_getcpu() + 1); }
+// A process that leaves the group because it ends is given so long to show how it ended.
+constexpr int kMillisecondsToEnd = 300;
 
 constexpr std::size_t index(Counter counter) { return static_cast<std::size_t>(counter); }
 
@@ -58,9 +21,7 @@ Lines::Lines(const Segment& segment, int rank)
       header_(segment.header()),
       rank_(rank),
       size_(segment.size()),
-      crowded_(header_.tuning.crowded != 0),
-      spin_(std::chrono::microseconds(header_.tuning.spin_us)),
-      waits_after_long_loan_(kFewestWaitsAfterLongLoan) {
+      patience_(header_.tuning) {
   for (auto& seen : seen_) seen.resize(static_cast<std::size_t>(size_), 0);
 }
 
@@ -117,26 +78,25 @@ void Lines::ring_if_complete(Counter counter, std::uint64_t before, std::uint64_
     const bool complete = all_peers(condition, waiter, [&](int peer) {
       return segment_.control(peer).counters[index(counter)].load(std::memory_order_seq_cst);
     });
-    if (complete) return ring();  // one ring wakes all; those who wait for something else go on waiting
+    if (complete) return ring(header_.bell);  // one ring wakes all; those who wait for something else go on waiting
   }
 }
 
-void Lines::ring() noexcept {
-  header_.bell.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(header_.bell);
+void Lines::ring_all() noexcept {
+  ring(header_.bell);
+  for (int peer = 0; peer < size_; ++peer) ring(segment_.message_line(peer).bell);
 }
 
 WaitResult Lines::look(const Condition& condition) const noexcept {
   if (reached_now(condition)) return WaitResult::reached;
-  if (failed()) return WaitResult::failed;
-  if (first_left(condition) >= 0) return WaitResult::left;
+  if (!failed()) return first_gone(condition) >= 0 ? WaitResult::gone : WaitResult::expired;
+  if (failed_for_all() || first_gone(condition) >= 0) return WaitResult::failed;
   return WaitResult::expired;
 }
 
-// A peer that was last seen on this CPU can't come while this thread spins on it.
-bool Lines::worth_spinning(const Condition& condition) const noexcept {
+bool Lines::shares_cpu(const Condition& condition) const noexcept {
   const std::uint32_t here = current_cpu();
-  return here == 0 || all_peers(condition, rank_, [&](int peer) {
+  return here != 0 && !all_peers(condition, rank_, [&](int peer) {
            const Control& control = segment_.control(peer);
            const bool late =
                control.counters[index(condition.counter)].load(std::memory_order_relaxed) < condition.value;
@@ -144,63 +104,37 @@ bool Lines::worth_spinning(const Condition& condition) const noexcept {
          });
 }
 
-// Burns or lends the CPU for a short while. True when the condition came true, or the group failed meanwhile.
-bool Lines::spin(const Condition& condition, Clock::time_point until) noexcept {
-  const auto start = Clock::now();
-  until = std::min(until, start + spin_);
-  if (!crowded_ && worth_spinning(condition)) {
-    do {
-      for (int i = 0; i < kSpinsBetweenLooks; ++i) {
-        if (reached(condition)) return true;
-        pause_cpu();
-      }
-    } while (!failed() && Clock::now() < until);
-    return failed();
+WaitResult Lines::wait(const Condition& condition, Clock::time_point until) noexcept {
+  const bool came = patience_.spin(
+      until, [&] { return shares_cpu(condition); }, [&] { return reached(condition) || failed(); });
+  if (came) {
+    const WaitResult result = look(condition);
+    if (result != WaitResult::expired) return result;
   }
-  // The peer needs this CPU. Lending it is cheaper than sleeping, unless somebody else takes it for long.
-  if (waits_without_lending_ > 0) {
-    --waits_without_lending_;
-    return false;
-  }
-  auto before = start;
-  while (before < until) {
-    ::sched_yield();
-    if (reached(condition) || failed()) {
-      waits_after_long_loan_ = kFewestWaitsAfterLongLoan;
-      return true;
-    }
-    const auto now = Clock::now();
-    if (now - before > kLongLoan) {
-      waits_without_lending_ = waits_after_long_loan_;
-      waits_after_long_loan_ = std::min(2 * waits_after_long_loan_, kMostWaitsAfterLongLoan);
-      return false;
-    }
-    before = now;
-  }
-  return false;
+  const std::optional<Bell> bell = arm(condition);
+  bool woken = true;
+  const auto now = Clock::now();
+  if (bell && now < until) woken = futex_wait(*bell, std::min<std::chrono::nanoseconds>(until - now, kLongestSleep));
+  disarm();
+  const WaitResult result = look(condition);
+  return !woken && result == WaitResult::expired ? WaitResult::interrupted : result;
 }
 
-WaitResult Lines::wait(const Condition& condition, Clock::time_point until) noexcept {
-  if (spin(condition, until)) return look(condition);
-
+std::optional<Bell> Lines::arm(const Condition& condition) noexcept {
   WaitLine& line = segment_.wait_line(rank_);
   line.peer.store(condition.peer, std::memory_order_relaxed);
   line.value.store(condition.value, std::memory_order_relaxed);
   line.counter.store(static_cast<std::uint32_t>(index(condition.counter)) + 1, std::memory_order_seq_cst);
-  header_.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  const std::uint32_t bell = header_.bell.load(std::memory_order_seq_cst);
-  WaitResult result = look(condition);
-  if (result == WaitResult::expired) {
-    const auto now = Clock::now();
-    if (now < until) {
-      const bool woken = futex_wait(header_.bell, bell, std::min<std::chrono::nanoseconds>(until - now, kLongestSleep));
-      result = look(condition);
-      if (!woken && result == WaitResult::expired) result = WaitResult::interrupted;
-    }
-  }
+  if (!std::exchange(armed_, true)) header_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const Bell bell{&header_.bell, header_.bell.load(std::memory_order_seq_cst)};
+  if (look(condition) == WaitResult::expired) return bell;
+  return std::nullopt;
+}
+
+void Lines::disarm() noexcept {
+  if (!std::exchange(armed_, false)) return;
   header_.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-  line.counter.store(0, std::memory_order_release);
-  return result;
+  segment_.wait_line(rank_).counter.store(0, std::memory_order_release);
 }
 
 std::vector<int> Lines::missing(const Condition& condition) const {
@@ -214,17 +148,39 @@ std::vector<int> Lines::missing(const Condition& condition) const {
   return peers;
 }
 
-int Lines::first_left(const Condition& condition) const noexcept {
+bool Lines::gone(int rank, GaveUp kind, bool ask) const noexcept {
+  const std::uint32_t gave_up = segment_.control(rank).gave_up.load(std::memory_order_seq_cst);
+  if (leaving(rank) != Leaving::no || (gave_up & static_cast<std::uint32_t>(kind)) != 0) return true;
+  Peer* process = process_of(rank);
+  return process != nullptr && (process->known_dead() || (ask && process->dead()));
+}
+
+int Lines::first_gone(const Condition& condition) const noexcept {
   int found = -1;
+  const bool ask = !peers_.empty() && deaths_.due();
   all_peers(condition, rank_, [&](int peer) -> std::uint64_t {
-    // In this order: a rank leaves after its last step, so one that is seen to have left has no step to come.
-    const bool has_left = segment_.control(peer).left.load(std::memory_order_seq_cst) != 0;
-    const std::uint64_t value =
-        segment_.control(peer).counters[index(condition.counter)].load(std::memory_order_seq_cst);
-    if (has_left && value < condition.value && found < 0) found = peer;
+    const auto value = [&] {
+      return segment_.control(peer).counters[index(condition.counter)].load(std::memory_order_seq_cst);
+    };
+    // The second look comes after the peer is known to be gone: it may have taken its last step just before.
+    if (found < 0 && value() < condition.value && gone(peer, GaveUp::calls, ask) && value() < condition.value) found = peer;
     return condition.value;  // go on to the next peer
   });
   return found;
+}
+
+Failure Lines::describe_gone(int rank) const {
+  Failure failure{};
+  failure.rank = rank_;
+  failure.peer = rank;
+  failure.leaving = leaving(rank);
+  failure.kind = failure.leaving == Leaving::no ? FailureKind::lost : FailureKind::left;
+  failure.status = kUnknownStatus;
+  Peer* peer = process_of(rank);
+  if (peer != nullptr && failure.leaving != Leaving::closed && peer->ends_within(kMillisecondsToEnd)) {
+    failure.status = peer->status();
+  }
+  return failure;
 }
 
 void Lines::fail(const Failure& failure) noexcept {
@@ -233,7 +189,7 @@ void Lines::fail(const Failure& failure) noexcept {
     header_.failure = failure;
     header_.failure_state.store(2, std::memory_order_seq_cst);
   }
-  ring();
+  ring_all();
 }
 
 Failure Lines::failure() const {
@@ -252,9 +208,34 @@ Failure Lines::failure() const {
   return header_.failure;
 }
 
-void Lines::leave() noexcept {
-  segment_.control(rank_).left.store(1, std::memory_order_seq_cst);
-  ring();
+bool Lines::failed_for_all() const {
+  const FailureKind kind = failure().kind;
+  return kind != FailureKind::left && kind != FailureKind::lost;
+}
+
+void Lines::give_up(GaveUp kind) noexcept {
+  segment_.control(rank_).gave_up.fetch_or(static_cast<std::uint32_t>(kind), std::memory_order_seq_cst);
+}
+
+void Lines::leave(Leaving leaving) noexcept {
+  segment_.control(rank_).left.store(static_cast<std::uint32_t>(leaving), std::memory_order_seq_cst);
+  ring_all();
+}
+
+void Lines::say_last_words(const std::string& text) noexcept {
+  LastWords& words = segment_.last_words(rank_);
+  if (words.said.load(std::memory_order_relaxed) != 0) return;
+  std::size_t size = std::min(text.size(), sizeof(words.text) - 1);
+  // Not in the middle of a character of several bytes.
+  while (size < text.size() && size > 0 && (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80) --size;
+  std::memcpy(words.text, text.data(), size);
+  words.text[size] = 0;
+  words.said.store(1, std::memory_order_release);
+}
+
+std::string Lines::last_words(int rank) const {
+  const LastWords& words = segment_.last_words(rank);
+  return words.said.load(std::memory_order_acquire) != 0 ? words.text : "";
 }
 
 }  // namespace phalanx

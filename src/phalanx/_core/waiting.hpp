@@ -9,13 +9,17 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "futex.hpp"
+#include "patience.hpp"
+#include "peers.hpp"
 #include "segment.hpp"
 
 namespace phalanx {
-
-using Clock = std::chrono::steady_clock;
 
 enum class Counter : std::uint32_t { staged = 0, combined = 1, done = 2 };
 
@@ -31,9 +35,23 @@ struct Condition {
 enum class WaitResult {
   reached,
   failed,       // the group has a failure (Lines::failure)
-  left,         // a peer that the condition needs has left the group
+  gone,         // a peer that the condition needs has left the group, or died
   expired,      // not yet, and `until` has passed, or somebody was woken for another condition
   interrupted,  // not yet, and a signal came
+};
+
+// Says now and then that it is time to ask the system which processes live: that is a system call for each.
+class DeathWatch {
+ public:
+  bool due() noexcept {
+    const auto now = Clock::now();
+    if (now < next_) return false;
+    next_ = now + std::chrono::milliseconds(10);
+    return true;
+  }
+
+ private:
+  Clock::time_point next_{};
 };
 
 class Lines {
@@ -48,25 +66,51 @@ class Lines {
   bool reached(const Condition& condition) noexcept;
   WaitResult wait(const Condition& condition, Clock::time_point until) noexcept;
 
-  // Peers that do not meet the condition, and the first of them that has left the group (-1: none).
+  // For those who sleep elsewhere: announces what this rank waits for. The bell is to be slept on; none where the
+  // condition has come true or will not any more. arm() once more, or disarm(), before any other wait.
+  std::optional<Bell> arm(const Condition& condition) noexcept;
+  void disarm() noexcept;
+  // Where things stand, without waiting: reached, failed, gone or expired.
+  WaitResult look(const Condition& condition) const noexcept;
+
+  // Peers that do not meet the condition, and the first of them that will take no further step (-1: none).
   std::vector<int> missing(const Condition& condition) const;
-  int first_left(const Condition& condition) const noexcept;
+  int first_gone(const Condition& condition) const noexcept;
+
+  // The processes behind the ranks, as far as they can be watched.
+  void watch(std::vector<std::shared_ptr<Peer>> peers) { peers_ = std::move(peers); }
+  Leaving leaving(int rank) const noexcept {
+    return static_cast<Leaving>(segment_.control(rank).left.load(std::memory_order_seq_cst));
+  }
+  // This rank will take no further step of the kind: it has left, given up on the broken group, or died, which the
+  // system is asked about where `ask` says so.
+  bool gone(int rank, GaveUp kind, bool ask) const noexcept;
+  // The failure that a peer's end is.
+  Failure describe_gone(int rank) const;
 
   // The first failure is kept, later ones are dropped. Wakes everybody.
   void fail(const Failure& failure) noexcept;
   bool failed() const noexcept { return header_.failure_state.load(std::memory_order_acquire) != 0; }
   Failure failure() const;
+  // False: calls that do not need the rank that was lost may go on.
+  bool failed_for_all() const;
+  // This rank has seen the failure and takes no further step of the kind.
+  void give_up(GaveUp kind) noexcept;
 
   // This rank takes part in no further call. Wakes everybody who might wait for it.
-  void leave() noexcept;
+  void leave(Leaving leaving) noexcept;
+  // What peers are told when this rank has ended. The first words stay.
+  void say_last_words(const std::string& text) noexcept;
+  std::string last_words(int rank) const;
 
  private:
   bool reached_now(const Condition& condition) const noexcept;
-  WaitResult look(const Condition& condition) const noexcept;
-  bool worth_spinning(const Condition& condition) const noexcept;
-  bool spin(const Condition& condition, Clock::time_point until) noexcept;
+  bool shares_cpu(const Condition& condition) const noexcept;
+  Peer* process_of(int rank) const noexcept {
+    return peers_.empty() ? nullptr : peers_[static_cast<std::size_t>(rank)].get();
+  }
   void ring_if_complete(Counter counter, std::uint64_t before, std::uint64_t now) noexcept;
-  void ring() noexcept;
+  void ring_all() noexcept;
   template <class Fn>
   bool all_peers(const Condition& condition, int waiter, Fn&& load) const noexcept;
 
@@ -74,11 +118,10 @@ class Lines {
   Header& header_;
   const int rank_;
   const int size_;
-  const bool crowded_;
-  const std::chrono::nanoseconds spin_;
-  // How many waits will not lend the CPU, and how many it will be after the next loan that lasts too long.
-  int waits_without_lending_ = 0;
-  int waits_after_long_loan_;
+  Patience patience_;
+  std::vector<std::shared_ptr<Peer>> peers_;
+  mutable DeathWatch deaths_;
+  bool armed_ = false;
   std::uint64_t published_[3] = {0, 0, 0};
   std::vector<std::uint64_t> seen_[3];  // what this rank last read of its peers' counters
 };

@@ -2,6 +2,7 @@
 
     barrier all_reduce reduce broadcast all_gather gather scatter reduce_scatter all_to_all
                      one module an op: build functions and `meaning`
+    message.py       send and recv
     reduction.py     which dtype has which reduce op, and the reference reduction
     moving.py        reading and writing the blocks of a call, for `meaning`
     checks.py        the argument checks that the ops share
@@ -18,6 +19,7 @@ from phalanx.collectives import (
     barrier,
     broadcast,
     gather,
+    message,
     reduce,
     reduce_scatter,
     scatter,
@@ -30,6 +32,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "gather",
+    "message",
     "reduce",
     "reduce_scatter",
     "scatter",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch
 
 from phalanx.errors import Mismatch
+from phalanx.group import endings
 from phalanx.group.sparse import all_reduce_sparse
-from phalanx.transports.base import Transport
-from phalanx.transports.rendezvous import join
+from phalanx.transports.base import Pending, Transport
+from phalanx.transports.rendezvous import Identity, join
 from phalanx.types import Call, GroupInfo, Store
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -18,17 +20,25 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 class Group:
     """One rank's view of a group. Calls may come from any thread; they are carried out one after another."""
 
-    __slots__ = ("_transport", "info", "timeout")
+    __slots__ = ("_transport", "identities", "info", "timeout")
 
-    def __init__(self, transport: Transport, info: GroupInfo, timeout: float) -> None:
+    def __init__(
+        self, transport: Transport, info: GroupInfo, timeout: float, identities: Sequence[Identity] = ()
+    ) -> None:
         self._transport = transport
         self.info = info
         self.timeout = timeout
+        # Who the ranks are, where they are processes.
+        self.identities = identities
+        endings.enter(transport)
 
     @classmethod
-    def join(cls, store: Store, info: GroupInfo, timeout: float) -> Group:
-        """Meets the other ranks of the group through the store."""
-        return cls(join(store, info, timeout), info, timeout)
+    def join(
+        cls, store: Store, info: GroupInfo, timeout: float, known: Mapping[int, Identity] | None = None
+    ) -> Group:
+        """Meets the other ranks of the group through the store. `known` tells who some of them are."""
+        transport = join(store, info, timeout, known)
+        return cls(transport, info, timeout, transport.identities)
 
     @property
     def seq(self) -> int:
@@ -38,11 +48,23 @@ class Group:
         """Carries out one call and returns when this rank's side is done."""
         self._transport.run(call, self.timeout if timeout is None else timeout)
 
+    def start(self, call: Call, timeout: float | None = None) -> Pending | None:
+        """Begins one call. None: it has finished already."""
+        return self._transport.start(call, self.timeout if timeout is None else timeout)
+
     def all_reduce_plain(
         self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
     ) -> None:
         """`run` for calls that `collectives.all_reduce.plain` has found to be of the frequent kind."""
         self._transport.all_reduce_plain(tensor, dtype_code, reduce_op, self.timeout if timeout is None else timeout)
+
+    def start_all_reduce_plain(
+        self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
+    ) -> Pending | None:
+        """`start` likewise."""
+        return self._transport.start_all_reduce_plain(
+            tensor, dtype_code, reduce_op, self.timeout if timeout is None else timeout
+        )
 
     def all_reduce_sparse(self, tensor: torch.Tensor, reduce_op: int, timeout: float | None = None) -> None:
         try:
@@ -52,8 +74,14 @@ class Group:
             self.abort("ranks disagreed about a sparse tensor")
             raise
 
+    def start_message(
+        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float | None = None
+    ) -> Pending | None:
+        """Begins to send to the peer, or to receive from it. None: it has finished already."""
+        return self._transport.start_message(sends, tensor, peer, tag, self.timeout if timeout is None else timeout)
+
     def abort(self, reason: str = "") -> None:
         self._transport.abort(reason)
 
     def close(self) -> None:
-        self._transport.close()
+        endings.leave(self._transport)

@@ -10,11 +10,13 @@ own, old ones and new ones: a name that were missing would fall to C++ and fail 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup as TorchProcessGroup
+from torch.distributed import Work as TorchWork
 
 from phalanx.collectives import (
     all_gather,
@@ -23,15 +25,18 @@ from phalanx.collectives import (
     barrier,
     broadcast,
     gather,
+    message,
     reduce,
     reduce_scatter,
     scatter,
 )
 from phalanx.errors import GroupError, InvalidCall
 from phalanx.group.group import DEFAULT_TIMEOUT, Group
-from phalanx.group.spellings import given, reduction_of, root_of, timeout_of
-from phalanx.group.torch_compat import GroupName, seconds_of
-from phalanx.group.work import Work
+from phalanx.group.spellings import given, only, only_list, reduction_of, root_of, timeout_of
+from phalanx.group.torch_compat import GroupName, at_end_of_backward, in_backward, seconds_of
+from phalanx.group.work import Work, Works
+from phalanx.transports.base import Pending
+from phalanx.transports.rendezvous import Identity
 from phalanx.types import Call, GroupInfo, Store
 
 Tensor = torch.Tensor
@@ -54,6 +59,7 @@ class ProcessGroup(TorchProcessGroup):
         timeout: timedelta = DEFAULT_TIMEOUT,
         *,
         name: str = "phalanx",
+        known: Mapping[int, Identity] | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise GroupError(
@@ -71,9 +77,11 @@ class ProcessGroup(TorchProcessGroup):
         super().__init__(rank, world_size)  # type: ignore[call-arg]
         self._store = store
         self._info = GroupInfo(name, rank, world_size)
-        self._group = Group.join(store, self._info, timeout.total_seconds())
+        self._group = Group.join(store, self._info, timeout.total_seconds(), known)
         self._name = name
         self._desc = "undefined"
+        # The works of the coalescing manager that is open, if one is.
+        self._coalesced: list[TorchWork] | None = None
 
     # What the group is and how it ends.
 
@@ -97,6 +105,11 @@ class ProcessGroup(TorchProcessGroup):
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
+
+    @property
+    def identities(self) -> Sequence[Identity]:
+        """Who the ranks are: process number and start time."""
+        return self._group.identities
 
     def get_group_store(self) -> Store:
         return self._store
@@ -150,9 +163,20 @@ class ProcessGroup(TorchProcessGroup):
     # Collectives.
 
     def _run(self, call: Call, timeout: timedelta | None, opts: Any, results: list[Tensor]) -> Work:
-        self._group.run(call, seconds_of(timeout))
         # A caller whose options say that it does not look at the work gets one that is ready made.
-        return Work(results) if getattr(opts, "asyncOp", True) else _DONE
+        if not getattr(opts, "asyncOp", True):
+            self._group.run(call, seconds_of(timeout))
+            return _DONE
+        return self._work(results, self._group.start(call, seconds_of(timeout)))
+
+    def _work(self, results: list[Tensor], pending: Pending | None) -> Work:
+        work = Work(results, pending, self._info)
+        if pending is not None and in_backward():
+            # DDP waits for futures without looking at signals, and would lose the class of an exception.
+            at_end_of_backward(work.wait)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
 
     def allreduce(
         self,
@@ -164,11 +188,14 @@ class ProcessGroup(TorchProcessGroup):
         tensor: Tensor | None = None,
     ) -> Work:
         reduce_op, factor, timeout = reduction_of(opts, op, timeout)
-        tensor = self._only(tensors if tensor is None else tensor, "all_reduce")
+        tensor = only(self._info, "all_reduce", tensors if tensor is None else tensor)
         code = all_reduce.plain(tensor, reduce_op)
         if code:
-            self._group.all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
-            return Work([tensor]) if getattr(opts, "asyncOp", True) else _DONE
+            if not getattr(opts, "asyncOp", True):
+                self._group.all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
+                return _DONE
+            pending = self._group.start_all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
+            return self._work([tensor], pending)
         try:
             call = all_reduce.build(self._info, tensor, reduce_op, factor)
         except InvalidCall as error:
@@ -194,7 +221,7 @@ class ProcessGroup(TorchProcessGroup):
     ) -> Work:
         root, timeout, opts = root_of(opts, root, timeout)
         reduce_op, factor, timeout = reduction_of(opts, op, timeout)
-        tensor = self._only(tensors if tensor is None else tensor, "reduce")
+        tensor = only(self._info, "reduce", tensors if tensor is None else tensor)
         return self._run(reduce.build(self._info, tensor, root, reduce_op, factor), timeout, opts, [tensor])
 
     def broadcast(
@@ -207,7 +234,7 @@ class ProcessGroup(TorchProcessGroup):
         tensor: Tensor | None = None,
     ) -> Work:
         root, timeout, opts = root_of(opts, root, timeout)
-        tensor = self._only(tensors if tensor is None else tensor, "broadcast")
+        tensor = only(self._info, "broadcast", tensors if tensor is None else tensor)
         return self._run(broadcast.build(self._info, tensor, root), timeout, opts, [tensor])
 
     def allgather(
@@ -219,8 +246,8 @@ class ProcessGroup(TorchProcessGroup):
         *,
         input_tensor: Tensor | None = None,
     ) -> Work:
-        tensor = self._only(input_tensors if input_tensor is None else input_tensor, "all_gather")
-        outputs = self._only_list(output_tensors, "all_gather", "output_tensors")
+        tensor = only(self._info, "all_gather", input_tensors if input_tensor is None else input_tensor)
+        outputs = only_list(self._info, "all_gather", "output_tensors", output_tensors)
         return self._run(all_gather.build(self._info, outputs, tensor), timeout_of(opts, timeout), opts, outputs)
 
     def all_gather_single(
@@ -260,8 +287,8 @@ class ProcessGroup(TorchProcessGroup):
         root: int | None = None,
     ) -> Work:
         root, timeout, opts = root_of(opts, root, timeout)
-        tensor = self._only(input_tensors if input_tensor is None else input_tensor, "gather")
-        outputs = self._only_list(output_tensors, "gather", "output_tensors")
+        tensor = only(self._info, "gather", input_tensors if input_tensor is None else input_tensor)
+        outputs = only_list(self._info, "gather", "output_tensors", output_tensors)
         call = gather.build(self._info, outputs if outputs or root == self._info.rank else None, tensor, root)
         return self._run(call, timeout, opts, outputs)
 
@@ -276,8 +303,8 @@ class ProcessGroup(TorchProcessGroup):
         root: int | None = None,
     ) -> Work:
         root, timeout, opts = root_of(opts, root, timeout)
-        output = self._only(output_tensors if output_tensor is None else output_tensor, "scatter")
-        inputs = self._only_list([] if input_tensors is None else input_tensors, "scatter", "input_tensors")
+        output = only(self._info, "scatter", output_tensors if output_tensor is None else output_tensor)
+        inputs = only_list(self._info, "scatter", "input_tensors", [] if input_tensors is None else input_tensors)
         call = scatter.build(self._info, output, inputs if inputs or root == self._info.rank else None, root)
         return self._run(call, timeout, opts, [output])
 
@@ -294,8 +321,8 @@ class ProcessGroup(TorchProcessGroup):
         input: list[Tensor] | None = None,
     ) -> Work:
         reduce_op, factor, timeout = reduction_of(opts, op, timeout)
-        output = self._only(given(output_tensors, output), "reduce_scatter")
-        inputs = self._only_list(given(input_tensors, input_tensor, input), "reduce_scatter", "input_tensors")
+        output = only(self._info, "reduce_scatter", given(output_tensors, output))
+        inputs = only_list(self._info, "reduce_scatter", "input_tensors", given(input_tensors, input_tensor, input))
         return self._run(reduce_scatter.build(self._info, output, inputs, reduce_op, factor), timeout, opts, [output])
 
     def reduce_scatter_single(
@@ -366,22 +393,57 @@ class ProcessGroup(TorchProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    def _start_coalescing(self, device: torch.device) -> None:
-        """Calls are carried out as they come; there is nothing to collect."""
+    # Point to point.
 
-    def _end_coalescing(self, device: torch.device) -> Work:
-        return Work([])
+    def send(
+        self,
+        tensors: list[Tensor] | Tensor | None = None,
+        dstRank: int | None = None,
+        tag: int = 0,
+        timeout: timedelta | None = None,
+        *,
+        tensor: Tensor | None = None,
+        dst: int | None = None,
+    ) -> Work:
+        return self._message("send", given(tensors, tensor), given(dstRank, dst), tag, timeout)
+
+    def recv(
+        self,
+        tensors: list[Tensor] | Tensor | None = None,
+        srcRank: int | None = None,
+        tag: int = 0,
+        timeout: timedelta | None = None,
+        *,
+        tensor: Tensor | None = None,
+        src: int | None = None,
+    ) -> Work:
+        src = given(srcRank, src)
+        # ANY_SOURCE is a word of ours: torch has a method of its own for it.
+        return self._message("recv", given(tensors, tensor), None if src == message.ANY_SOURCE else src, tag, timeout)
+
+    def recv_anysource(
+        self, tensors: list[Tensor] | Tensor, tag: int = 0, timeout: timedelta | None = None
+    ) -> Work:
+        return self._message("recv", tensors, message.ANY_SOURCE, tag, timeout)
+
+    def _message(self, op: str, tensors: Any, peer: Any, tag: int, timeout: timedelta | None) -> Work:
+        tensor = only(self._info, op, tensors)
+        message.check(self._info, op, tensor, peer, tag)
+        pending = self._group.start_message(op == "send", tensor, peer, tag, seconds_of(timeout))
+        work = Work([tensor], pending, self._info, peer)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Calls are begun as they come; what is collected is their works, for one wait."""
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> Works:
+        works, self._coalesced = self._coalesced, None
+        return Works(works or [])
 
     # What later versions will have.
-
-    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work:
-        raise self._not_yet("send", "use a group of the backend 'gloo' for send and recv")
-
-    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work:
-        raise self._not_yet("recv", "use a group of the backend 'gloo' for send and recv")
-
-    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
-        raise self._not_yet("recv", "use a group of the backend 'gloo' for send and recv")
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         raise self._not_yet(
@@ -395,7 +457,7 @@ class ProcessGroup(TorchProcessGroup):
         raise self._not_yet("merge_remote_group", "make one group of all ranks from a store that all of them reach")
 
     def _wait_for_pending_works(self) -> None:
-        """Nothing is pending: a call has ended when it returns."""
+        """Every call keeps its own memory until it has ended: there is nothing to wait for."""
 
     def _not_yet(self, op: str, hint: str) -> InvalidCall:
         return InvalidCall(
@@ -405,36 +467,6 @@ class ProcessGroup(TorchProcessGroup):
             rank=self._info.rank,
             op=op,
             hint=hint,
-        )
-
-    # Torch's lists of lists.
-
-    def _only(self, tensors: Any, op: str) -> Tensor:
-        """The one tensor of a call: torch passes it in a list, users often as it is."""
-        if isinstance(tensors, (list, tuple)):
-            if len(tensors) == 1:
-                return tensors[0]  # type: ignore[no-any-return]
-            raise self._bad_list(op, "one tensor", f"a list of {len(tensors)}")
-        return tensors  # type: ignore[no-any-return]
-
-    def _only_list(self, lists: Any, op: str, argument: str) -> list[Tensor]:
-        """The one list of tensors of a call: torch wraps it in another list."""
-        if not isinstance(lists, (list, tuple)):
-            raise self._bad_list(op, f"{argument} to be a list of tensors", type(lists).__name__)
-        if lists and isinstance(lists[0], (list, tuple)):
-            if len(lists) != 1:
-                raise self._bad_list(op, f"{argument} to hold one list of tensors", str(len(lists)))
-            return list(lists[0])
-        return list(lists)
-
-    def _bad_list(self, op: str, expected: str, actual: str) -> InvalidCall:
-        return InvalidCall(
-            f"expected {expected}, got {actual}",
-            code="INVALID:LIST",
-            group=self._info.name,
-            rank=self._info.rank,
-            op=op,
-            hint="pass one tensor a rank; several at once go through the coalesced calls",
         )
 
 

@@ -1,4 +1,4 @@
-"""Torch's many ways to give a root, a reduce op and a timeout, as one.
+"""Torch's many ways to give tensors, a root, a reduce op and a timeout, as one.
 
 torch passes an options object. Users pass a root, a reduce op or a timeout in its place, or by keyword.
 """
@@ -9,11 +9,14 @@ import operator
 from datetime import timedelta
 from typing import Any
 
+from torch import Tensor
 from torch.distributed import ReduceOp
 
+from phalanx.errors import InvalidCall
 from phalanx.group.torch_compat import reduce_op_of
+from phalanx.types import GroupInfo
 
-__all__ = ["given", "reduction_of", "root_of", "timeout_of"]
+__all__ = ["given", "only", "only_list", "reduction_of", "root_of", "timeout_of"]
 
 
 def given(*spellings: Any) -> Any:
@@ -46,3 +49,34 @@ def reduction_of(opts: Any, op: Any, timeout: timedelta | None) -> tuple[int, fl
         chosen = opts
     reduce_op, factor = reduce_op_of(op if op is not None else chosen if chosen is not None else ReduceOp.SUM)
     return reduce_op, factor, timeout
+
+
+def only(info: GroupInfo, op: str, tensors: Any) -> Tensor:
+    """The one tensor of a call: torch passes it in a list, users often as it is."""
+    if isinstance(tensors, (list, tuple)):
+        if len(tensors) == 1:
+            return tensors[0]  # type: ignore[no-any-return]
+        raise _bad_list(info, op, "one tensor", f"a list of {len(tensors)}")
+    return tensors  # type: ignore[no-any-return]
+
+
+def only_list(info: GroupInfo, op: str, argument: str, lists: Any) -> list[Tensor]:
+    """The one list of tensors of a call: torch wraps it in another list."""
+    if not isinstance(lists, (list, tuple)):
+        raise _bad_list(info, op, f"{argument} to be a list of tensors", type(lists).__name__)
+    if lists and isinstance(lists[0], (list, tuple)):
+        if len(lists) != 1:
+            raise _bad_list(info, op, f"{argument} to hold one list of tensors", str(len(lists)))
+        return list(lists[0])
+    return list(lists)
+
+
+def _bad_list(info: GroupInfo, op: str, expected: str, actual: str) -> InvalidCall:
+    return InvalidCall(
+        f"expected {expected}, got {actual}",
+        code="INVALID:LIST",
+        group=info.name,
+        rank=info.rank,
+        op=op,
+        hint="pass one tensor a rank; several at once go through the coalesced calls",
+    )

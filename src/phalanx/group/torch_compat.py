@@ -6,10 +6,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import ReduceOp
+import torch
+from torch._C._distributed_c10d import ProcessGroup, ReduceOp
+from torch.autograd import Variable
+from torch.distributed import GroupMember
 from torch.distributed.distributed_c10d import GroupName
 
-__all__ = ["GroupName", "reduce_op_of", "seconds_of"]
+__all__ = ["GroupName", "at_end_of_backward", "default_group", "in_backward", "reduce_op_of", "seconds_of"]
 
 _KINDS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.BXOR)
 _REDUCE_OP_CLASSES = (ReduceOp, ReduceOp.RedOpType)
@@ -25,6 +28,21 @@ def _number_by_value(op: Any) -> int:
 _number_of: Callable[[Any], int] = (
     hash if all(hash(ReduceOp(kind)) == hash(kind) == kind.value for kind in _KINDS) else _number_by_value
 )
+
+
+def default_group() -> ProcessGroup | None:
+    """torch.distributed's default group, if there is one."""
+    return GroupMember.WORLD
+
+
+def in_backward() -> bool:
+    """Whether this thread is in the middle of a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def at_end_of_backward(callback: Callable[[], Any]) -> None:
+    """Has the autograd engine call it when the backward pass under way is through, before those queued later."""
+    Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:

@@ -1,43 +1,174 @@
-"""The handle that a call returns to torch."""
+"""The handles that calls return to torch."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch.distributed import Work as TorchWork
-from torch.futures import Future
+from torch.futures import Future, collect_all
+
+from phalanx.errors import CallTimeout, PhalanxError
+from phalanx.group import keeper
+from phalanx.transports.base import Pending
+from phalanx.types import GroupInfo
+
+__all__ = ["Work", "Works"]
+
+_ZERO = timedelta(0)
+_Tensors = list[torch.Tensor]
+# Held for a few assignments only; the garbage collector may come in between and want it, too.
+_lock = threading.RLock()
 
 
 class Work(TorchWork):
-    """A call that has been carried out. `tensors` is what its future gives: the call's outputs."""
+    """A call, under way or ended. `tensors` is what its future gives: the call's outputs.
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    Without `pending` the call has finished. A Work that is dropped before its call has ended leaves the memory of the
+    call in good hands (keeper.py).
+    """
+
+    def __init__(
+        self, tensors: _Tensors, pending: Pending | None = None, info: GroupInfo | None = None, source: int = -1
+    ) -> None:
         super().__init__()
         self._tensors = tensors
-        self._future: Future[list[torch.Tensor]] | None = None
+        self._pending = pending
+        self._info = info
+        self._source = source
+        self._promise: Future[Any] | None = None
+        self._future: Future[Any] | None = None
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+    def wait(self, timeout: timedelta = _ZERO) -> bool:
+        pending = self._pending
+        if pending is None:
+            return True
+        # torch passes zero, or less, for "no timeout given".
+        seconds = timeout.total_seconds() if timeout > _ZERO else None
+        if not pending.wait(seconds):
+            raise self._still_under_way(seconds)
+        self._settle()
+        pending.settle()
         return True
 
     def synchronize(self) -> None:
         self.wait()
 
     def is_completed(self) -> bool:
-        return True
+        pending = self._pending
+        return pending is None or pending.ended
 
     def is_success(self) -> bool:
-        return True
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
+        pending = self._pending
+        if pending is None or not pending.ended:
+            return None
+        try:
+            pending.settle()
+        except PhalanxError as error:
+            return error
         return None
 
-    def result(self) -> list[torch.Tensor]:
+    def result(self) -> _Tensors:
+        self.wait()
         return self._tensors
 
-    def get_future(self) -> Future[list[torch.Tensor]]:
-        if self._future is None:
-            future: Future[list[torch.Tensor]] = Future()
-            future.set_result(self._tensors)
-            self._future = future
+    def _source_rank(self) -> int:
+        return self._source if self._pending is None else self._pending.source
+
+    def get_future(self) -> Future[Any]:
+        """Completed by whoever learns first that the call has ended: a wait, or the keeper."""
+        with _lock:
+            if self._future is not None:
+                return self._future
+            promise: Future[Any] = Future()
+            pending = self._pending
+            # An exception set on a future is read as an empty result by C++; one raised in a callback is not.
+            self._future = promise if pending is None else promise.then(_outcome)
+            self._promise = promise
+        if pending is None:
+            promise.set_result(self._tensors)
+        else:
+            keeper.keep(pending, self._settle)
         return self._future
+
+    def _settle(self) -> None:
+        """Once the call has ended: gives its outcome to the future, if there is one that has none."""
+        with _lock:
+            promise, self._promise = self._promise, None
+        error = self.exception()
+        if promise is not None:
+            promise.set_result(self._tensors if error is None else _Failed(error))
+
+    def _still_under_way(self, seconds: float | None) -> CallTimeout:
+        info = self._info
+        return CallTimeout(
+            f"the call has not ended after a wait of {seconds:g} s; it is still under way",
+            group=info.name if info else None,
+            rank=info.rank if info else None,
+            hint="wait again, or for longer; the group's own timeout ends calls whose peers do not come",
+        )
+
+    def __del__(self) -> None:
+        pending = self._pending
+        if pending is not None and not pending.ended:
+            keeper.keep(pending, _finisher(pending))
+
+
+class Works(TorchWork):
+    """Several calls as one: what the coalescing manager waits for."""
+
+    def __init__(self, works: list[TorchWork]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta = _ZERO) -> bool:
+        return all(work.wait(timeout) for work in self._works)
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        return next((error for error in (work.exception() for work in self._works) if error is not None), None)
+
+    def result(self) -> _Tensors:
+        return [tensor for work in self._works for tensor in work.result()]
+
+    def get_future(self) -> Future[Any]:
+        futures = [work.get_future() for work in self._works]
+        return collect_all(futures).then(lambda done: [t for future in done.value() for t in future.value()])
+
+
+class _Failed:
+    """The outcome of a call that did not finish."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def _outcome(future: Future[Any]) -> Any:
+    value = future.value()
+    if isinstance(value, _Failed):
+        raise value.error
+    return value
+
+
+def _finisher(pending: Pending) -> Callable[[], None]:
+    def finish() -> None:
+        # A failure breaks the group, and the next call says why.
+        with contextlib.suppress(PhalanxError):
+            pending.settle()
+
+    return finish

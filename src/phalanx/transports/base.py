@@ -9,8 +9,32 @@ import torch
 from phalanx.types import Call
 
 
+class Pending(Protocol):
+    """A call under way. It keeps the memory that the call uses."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether `settle` would return or raise at once."""
+
+    @property
+    def source(self) -> int:
+        """The sender of a message that was received."""
+
+    def wait(self, timeout: float | None) -> bool:
+        """Waits until the call has ended; False where the timeout came first. Raises KeyboardInterrupt and the like."""
+
+    def settle(self) -> None:
+        """Does what remains to be done once the call has ended. Raises what made it fail; the same each time."""
+
+    def notify(self, token: int) -> bool:
+        """Has the transport's `next_completions` give the token when the call ends. False: it has ended already."""
+
+
 class Transport(Protocol):
-    """One rank's connection to the other ranks of a group. Calls of one rank are carried out one after another."""
+    """One rank's connection to the other ranks of a group.
+
+    Calls are carried out one after another, messages side by side. Calls of one rank may come from any thread.
+    """
 
     def run(self, call: Call, timeout: float) -> None:
         """Takes part in the op and returns when this rank's side is done.
@@ -18,13 +42,32 @@ class Transport(Protocol):
         Raises Mismatch, CallTimeout, PeerLost or Aborted; after that the group is broken and every call says so.
         """
 
+    def start(self, call: Call, timeout: float) -> Pending | None:
+        """`run`, but returns at once. None: the call has finished already."""
+
     def all_reduce_plain(self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float) -> None:
         """`run` for an all_reduce of one contiguous tensor, without a Call: the quick way for most calls."""
+
+    def start_all_reduce_plain(
+        self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float
+    ) -> Pending | None:
+        """`start` likewise."""
+
+    def start_message(
+        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float
+    ) -> Pending | None:
+        """Sends the tensor to the peer, or receives it from the peer (ANY_SOURCE: from whoever comes first).
+
+        None: it has finished already, which a receive from anybody never says.
+        """
 
     def abort(self, reason: str) -> None:
         """Ends all waits of the group, on every rank, with Aborted. May be called from any thread."""
 
-    def close(self) -> None:
+    def say_last_words(self, text: str) -> None:
+        """What peers are told of this rank when it has ended. The first words stay."""
+
+    def close(self, exiting: bool = False) -> None:
         """Leaves the group: peers that wait for a further call of this rank are told. Idempotent."""
 
     @property

@@ -9,7 +9,8 @@
    more with a file in /dev/shm, which is unlinked as soon as all have answered.
 4. The last rank to leave removes the keys of the meeting.
 
-Every wait here ends: by arrival, by the group's or the store's timeout, whichever is shorter, or by Ctrl-C.
+Every wait here ends: by arrival, by the group's or the store's timeout, whichever is shorter, by the death of the rank
+waited for, by the end of the store, or by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from phalanx import _native
-from phalanx.errors import CallTimeout, GroupError
+from phalanx.errors import CallTimeout, GroupError, PeerLost
+from phalanx.transports.failures import lost_while_joining
 from phalanx.transports.shm import ShmTransport
 from phalanx.types import GroupInfo, Store
 
@@ -36,8 +38,16 @@ _FILE_PREFIX = "phalanx-"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
 
 
-def join(store: Store, info: GroupInfo, timeout: float) -> ShmTransport:
-    """Meets the other ranks and returns this rank's end of their segment."""
+# Of a process: its number and start time; (0, 0) for one that can't be watched from here.
+Identity = tuple[int, int]
+_NOBODY: Identity = (0, 0)
+
+
+def join(store: Store, info: GroupInfo, timeout: float, known: Mapping[int, Identity] | None = None) -> ShmTransport:
+    """Meets the other ranks and returns this rank's end of their segment.
+
+    `known` tells who some of the ranks are, so that the death of one that has not come yet is noticed, too.
+    """
     if info.size > _native.MAX_RANKS:
         raise GroupError(
             f"expected at most {_native.MAX_RANKS} ranks, got {info.size}",
@@ -45,28 +55,54 @@ def join(store: Store, info: GroupInfo, timeout: float) -> ShmTransport:
             rank=info.rank,
             hint="divide the ranks into smaller groups",
         )
-    meeting = _Meeting(store, info, timeout)
+    meeting = _Meeting(store, info, timeout, known or {})
     try:
         segment = meeting.open_segment()
     except BaseException:
         meeting.give_up()
         raise
     meeting.tidy()
-    return ShmTransport(_native.Group(segment, info.rank), info)
+    group = _native.Group(segment, info.rank)
+    group.watch(meeting.identities)
+    return ShmTransport(group, info, meeting.identities)
 
 
 class _Meeting:
     """One rank's side of the exchange."""
 
-    def __init__(self, store: Store, info: GroupInfo, timeout: float) -> None:
+    def __init__(self, store: Store, info: GroupInfo, timeout: float, known: Mapping[int, Identity]) -> None:
         self._store = store
         self._info = info
         self._limit = min(timeout, _timeout_of(store))
         self._deadline = time.monotonic() + self._limit
         self._keys: set[str] = set()
+        self._peers = {rank: _native.Peer.watch(*identity) for rank, identity in known.items() if rank != info.rank}
         self._arrivals = f"{info.name}/arrived"
-        number = (store.add(self._arrivals, 1) - 1) // info.size
+        with self._asking():
+            number = (store.add(self._arrivals, 1) - 1) // info.size
         self._prefix = f"{info.name}/{number}/"
+        self.identities: list[Identity] = [_NOBODY] * info.size
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """While the store is asked: what it raises when it is gone, most likely with the rank that hosts it."""
+        try:
+            yield
+        except RuntimeError as error:
+            self._check_alive(range(self._info.size))
+            raise GroupError(
+                f"the store failed while the group was being made: {error}",
+                code="GROUP:STORE",
+                group=self._info.name,
+                rank=self._info.rank,
+                hint="look for an error on the rank that hosts the store, usually rank 0",
+            ) from error
+
+    def _check_alive(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            peer = self._peers.get(rank)
+            if peer is not None and peer.dead:
+                raise lost_while_joining(self._info, rank, peer.status)
 
     def give_up(self) -> None:
         """Takes back the arrival, so that a later try of all ranks finds each other."""
@@ -79,10 +115,13 @@ class _Meeting:
             "size": self._info.size,
             "cpus": _native.affinity(),
             "quota": _native.cpu_quota(),
+            "identity": _native.own_identity(),
+            "processes": _process_namespace(),
         }
         self._say("hello", hello)
         hellos = self._hear_all("hello")
         self._check_sizes(hellos)
+        self._watch(hellos)
         nonce = os.urandom(16)
         with self._made_memfd(hellos, nonce) as (where, own):
             segment, problems = self._open("memfd", where, own)
@@ -97,11 +136,21 @@ class _Meeting:
     def tidy(self) -> None:
         """Removes what the exchange left in the store, once nobody will read it any more."""
         left = f"{self._prefix}left"
-        if self._store.add(left, 1) == self._info.size:
-            for key in [*self._keys, left]:
-                # A store without removal keeps a few short keys: no harm.
-                with contextlib.suppress(RuntimeError, NotImplementedError):
+        # The group is made: a store that has gone with its rank, or has no removal, does no harm any more.
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            if self._store.add(left, 1) == self._info.size:
+                for key in [*self._keys, left]:
                     self._store.delete_key(key)
+
+    def _watch(self, hellos: Sequence[dict[str, Any]]) -> None:
+        here = _process_namespace()
+        for rank, hello in enumerate(hellos):
+            # Numbers of processes mean nothing in another container.
+            if hello["processes"] == here:
+                pid, start = hello["identity"]
+                self.identities[rank] = (pid, start)
+                if rank != self._info.rank:
+                    self._peers[rank] = _native.Peer.watch(pid, start)
 
     def _open(
         self, way: str, where: dict[str, str] | None, own: _native.Segment | None
@@ -158,7 +207,6 @@ class _Meeting:
             yield {"path": str(path), "nonce": nonce.hex()}, segment
         finally:
             path.unlink(missing_ok=True)
-            segment.close_fd()
 
     def _make_file(self, path: Path, hellos: Sequence[dict[str, Any]], nonce: bytes) -> _native.Segment:
         while True:
@@ -204,7 +252,8 @@ class _Meeting:
 
     def _set(self, key: str, value: Any) -> None:
         self._keys.add(self._prefix + key)
-        self._store.set(self._prefix + key, json.dumps(value))
+        with self._asking():
+            self._store.set(self._prefix + key, json.dumps(value))
 
     def _hear_all(self, topic: str) -> list[Any]:
         keys = [f"{topic}/{rank}" for rank in range(self._info.size)]
@@ -215,17 +264,30 @@ class _Meeting:
         self._keys.update(keys)
         # Looking again and again keeps Ctrl-C working, which a store's own wait does not.
         pause = _FIRST_PAUSE
-        while not self._store.check(keys):
-            if time.monotonic() > self._deadline:
-                absent = [key for key in keys if not self._store.check([key])]
-                if absent:
-                    raise self._absent(absent)
+        while not self._has(keys):
+            absent = [key for key in keys if not self._has([key])] if pause == _LONGEST_PAUSE else []
+            if absent and time.monotonic() > self._deadline:
+                raise self._absent(absent)
+            self._check_dead(absent)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        return [json.loads(value) for value in self._store.multi_get(keys)]
+        with self._asking():
+            return [json.loads(value) for value in self._store.multi_get(keys)]
+
+    def _has(self, keys: list[str]) -> bool:
+        with self._asking():
+            return self._store.check(keys)
+
+    def _check_dead(self, absent: list[str]) -> None:
+        """Raises where a rank that still has something to say is dead, and did not say it just before."""
+        try:
+            self._check_alive(map(_rank_of, absent))
+        except PeerLost as error:
+            if not all(self._has([key]) for key in absent if _rank_of(key) == error.peer):
+                raise
 
     def _absent(self, keys: list[str]) -> CallTimeout:
-        ranks = ", ".join(key.rpartition("/")[2].replace("where", "0") for key in keys)
+        ranks = ", ".join(str(_rank_of(key)) for key in keys)
         return CallTimeout(
             f"gave up after a timeout of {self._limit:g} s: rank(s) {ranks} did not come to make the group",
             group=self._info.name,
@@ -234,6 +296,20 @@ class _Meeting:
             hint="look whether these ranks were started, reach the same store and make the same groups in the same "
             "order",
         )
+
+
+def _rank_of(key: str) -> int:
+    """Whose word it is; where the segment is, rank 0 says."""
+    return int(key.rpartition("/")[2].replace("where", "0"))
+
+
+def _process_namespace() -> str:
+    """Equal in processes that know each other by the same numbers."""
+    try:
+        # The first namespace has the same name on every host.
+        return os.readlink("/proc/self/ns/pid") + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _timeout_of(store: Store) -> float:

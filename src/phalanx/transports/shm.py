@@ -5,16 +5,28 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
-from collections.abc import Callable
-from itertools import pairwise
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 
 from phalanx import _native
+from phalanx.errors import PhalanxError
 from phalanx.transports import failures
-from phalanx.types import DTYPE_CODES, NO_ROOT, Blocks, Call, GroupInfo
+from phalanx.transports.spans import (
+    IN_PLACE_OPS,
+    Copies,
+    clone,
+    copy_back,
+    like,
+    overlap,
+    plain,
+    plain_tensor,
+    spans_of,
+)
+from phalanx.types import DTYPE_CODES, NO_ROOT, Call, GroupInfo
 
 _OP_NUMBERS = {name: number for number, name in enumerate(_native.OPS)}
 _ALL_REDUCE = _OP_NUMBERS["all_reduce"]
@@ -22,26 +34,26 @@ _SINGLE_OPS = frozenset({"all_reduce", "broadcast", "reduce"})
 # 0 for the dtypes that only move, and for calls without tensors.
 _dtype_code: Callable[[torch.dtype | None, int], int] = DTYPE_CODES.get  # type: ignore[assignment]
 _COMPLEX = frozenset(code for dtype, code in DTYPE_CODES.items() if dtype.is_complex)
-_IN_PLACE_OPS = frozenset({"all_reduce", "reduce"})
-
-# Addresses, sizes in bytes, number of blocks, and whether the pieces are listed block by block or cut evenly.
-_Spans = tuple[list[int], list[int], int, bool]
-_NO_SPANS: _Spans = ([], [], 0, False)
+_FOREVER = -1.0
+# Held while a call that has ended is settled: by whoever comes first, and nobody goes on before that is done. Settling
+# may collect garbage, and that may settle other calls.
+_settling = threading.RLock()
 
 
 class ShmTransport:
-    """One rank's end of a segment.
+    """One rank's end of a segment. The native group is thread-safe and keeps calls in order."""
 
-    The native group is thread-safe and serialises calls; nothing here is kept between calls but the identity.
-    """
+    __slots__ = ("__weakref__", "_copying", "_group", "_info", "_left_at", "_run_single", "identities")
 
-    __slots__ = ("_group", "_info", "_left_at", "_run_single")
-
-    def __init__(self, group: _native.Group, info: GroupInfo) -> None:
+    def __init__(self, group: _native.Group, info: GroupInfo, identities: Sequence[tuple[int, int]] = ()) -> None:
+        # Of the processes of the ranks, as `rendezvous` gives them.
+        self.identities = identities
         self._group: _native.Group | None = group
         self._info = info
         self._run_single = group.run_single
         self._left_at = 0
+        # Calls that write to copies, which are copied back when somebody looks: at a barrier at the latest.
+        self._copying: list[ShmPending] = []
 
     @property
     def seq(self) -> int:
@@ -53,12 +65,17 @@ class ShmTransport:
         if group is not None and not group.forked:
             group.abort(reason)
 
-    def close(self) -> None:
+    def say_last_words(self, text: str) -> None:
+        group = self._group
+        if group is not None and not group.forked:
+            group.say_last_words(text)
+
+    def close(self, exiting: bool = False) -> None:
         group, self._group = self._group, None
         if group is not None:
             self._left_at = group.seq
             self._run_single = _closed
-            group.leave()
+            group.leave(exiting)
 
     def all_reduce_plain(self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float) -> None:
         address, size = tensor.data_ptr(), tensor.nbytes
@@ -68,46 +85,94 @@ class ShmTransport:
         if status != _native.FINISHED:
             self._raise("all_reduce", status, timeout)
 
-    def run(self, call: Call, timeout: float) -> None:
-        inputs, outputs = call.inputs, call.outputs
-        blocks = inputs or outputs
-        if call.op in _SINGLE_OPS and blocks is not None and len(blocks.tensors) == 1:
-            tensor = blocks.tensors[0]
-            dtype = _dtype_code(call.dtype, 0)
-            if tensor.is_contiguous() and not tensor.is_neg() and (dtype not in _COMPLEX or not tensor.is_conj()):
-                status = self._run_single(
-                    _OP_NUMBERS[call.op],
-                    call.reduce_op,
-                    call.root,
-                    dtype,
-                    call.count,
-                    call.layout if dtype else _layout(call),
-                    call.factor,
-                    timeout,
-                    tensor.data_ptr(),
-                    tensor.nbytes,
-                    inputs is not None,
-                    outputs is not None,
-                )
-                if status != _native.FINISHED:
-                    self._raise(call.op, status, timeout)
-                return
-        self._run_general(call, timeout)
+    def start_all_reduce_plain(
+        self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float
+    ) -> ShmPending | None:
+        address, size = tensor.data_ptr(), tensor.nbytes
+        group = self._group
+        if group is None:
+            self._raise("all_reduce", _native.LEFT, timeout)
+        started = group.start_single(
+            _ALL_REDUCE, reduce_op, NO_ROOT, dtype_code, tensor.numel(), 0, 1.0, timeout, address, size, True, True
+        )
+        if started == _native.FINISHED:
+            return None
+        return self._pending(started, "all_reduce", timeout, tensor, [])
 
-    def _run_general(self, call: Call, timeout: float) -> None:
-        inputs, input_copies = _plain(call.inputs)
-        outputs, output_copies = _plain(call.outputs)
-        if input_copies and call.op in _IN_PLACE_OPS and outputs is not None:
-            outputs, output_copies = inputs, input_copies
-        spans_in, spans_out = _spans(inputs), _spans(outputs)
-        if _overlap(call, spans_in, spans_out, self._info.rank):
-            assert inputs is not None
-            inputs = _like(inputs, [_clone(tensor) for tensor in inputs.tensors])
-            spans_in = _spans(inputs)
+    def run(self, call: Call, timeout: float) -> None:
+        single = _single(call, timeout)
+        if single is not None:
+            status = self._run_single(*single)
+            if status != _native.FINISHED:
+                self._raise(call.op, status, timeout)
+            return
+        arguments, kept, copies = self._prepare(call, timeout)
+        group = self._group
+        status = _native.LEFT if group is None else group.run(*arguments)
+        del kept
+        if status != _native.FINISHED:
+            self._raise(call.op, status, timeout)
+        if copies:
+            copy_back(copies)
+        if self._copying and call.op == "barrier":
+            self.settle_copies()
+
+    def start(self, call: Call, timeout: float) -> ShmPending | None:
         group = self._group
         if group is None:
             self._raise(call.op, _native.LEFT, timeout)
-        status = group.run(
+        single = _single(call, timeout)
+        kept: Any = call
+        copies: Copies = []
+        if single is not None:
+            started = group.start_single(*single)
+        else:
+            arguments, kept, copies = self._prepare(call, timeout)
+            started = group.start(*arguments)
+        if started == _native.FINISHED:
+            if copies:
+                copy_back(copies)
+            return None
+        return self._pending(started, call.op, timeout, (call, kept), copies)
+
+    def start_message(
+        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float
+    ) -> ShmPending | None:
+        op = "send" if sends else "recv"
+        group = self._group
+        if group is None:
+            self._raise(op, _native.LEFT, timeout)
+        memory = plain_tensor(tensor)
+        copies = [] if sends or memory is tensor else [(tensor, memory)]
+        code = _dtype_code(tensor.dtype, 0)
+        layout = 0 if code else zlib.crc32(str(tensor.dtype).encode())
+        started = group.message(
+            sends, peer, tag, code, layout, tensor.numel(), timeout, memory.data_ptr(), memory.nbytes
+        )
+        if started == _native.FINISHED:
+            if copies:
+                copy_back(copies)
+            return None
+        return self._pending(started, op, timeout, (tensor, memory), copies)
+
+    def settle_copies(self) -> None:
+        """Copies back what calls before have written."""
+        for pending in self._copying.copy():
+            if pending.ended:
+                pending.finish()
+
+    def _prepare(self, call: Call, timeout: float) -> tuple[tuple[Any, ...], Any, Copies]:
+        """The arguments for the native core, what must be kept until it is done, and what to copy back then."""
+        inputs, input_copies = plain(call.inputs)
+        outputs, output_copies = plain(call.outputs)
+        if input_copies and call.op in IN_PLACE_OPS and outputs is not None:
+            outputs, output_copies = inputs, input_copies
+        spans_in, spans_out = spans_of(inputs), spans_of(outputs)
+        if overlap(call, spans_in, spans_out, self._info.rank):
+            assert inputs is not None
+            inputs = like(inputs, [clone(tensor) for tensor in inputs.tensors])
+            spans_in = spans_of(inputs)
+        arguments = (
             _OP_NUMBERS[call.op],
             call.reduce_op,
             call.root,
@@ -119,20 +184,134 @@ class ShmTransport:
             *spans_in,
             *spans_out,
         )
-        if status != _native.FINISHED:
-            self._raise(call.op, status, timeout)
-        if output_copies:
-            # Writing in inference mode neither asks for grad nor refuses inference tensors.
-            with torch.inference_mode():
-                for tensor, copy in output_copies:
-                    tensor.copy_(copy)
+        return arguments, (inputs, outputs), output_copies
+
+    def _pending(
+        self, started: int | _native.Pending, op: str, timeout: float, kept: Any, copies: Copies
+    ) -> ShmPending:
+        group = self._group
+        if isinstance(started, int) or group is None:
+            self._raise(op, started if isinstance(started, int) else _native.LEFT, timeout)
+        pending = ShmPending(self, group, self._info, started, op, timeout, kept, copies)
+        if copies:
+            self._copying.append(pending)
+        return pending
+
+    def forget_copies(self, pending: ShmPending) -> None:
+        self._copying.remove(pending)
 
     def _raise(self, op: str, status: int, timeout: float) -> NoReturn:
         raise failures.explain(self._group, self._info, op, status, timeout)
 
 
+class ShmPending:
+    """A call under way in the native core. Keeps what the core reads and writes until it is done with it."""
+
+    __slots__ = (
+        "_copies",
+        "_error",
+        "_group",
+        "_info",
+        "_kept",
+        "_native",
+        "_op",
+        "_settled",
+        "_timeout",
+        "_transport",
+    )
+
+    def __init__(
+        self,
+        transport: ShmTransport,
+        group: _native.Group,
+        info: GroupInfo,
+        native: _native.Pending,
+        op: str,
+        timeout: float,
+        kept: Any,
+        copies: Copies,
+    ) -> None:
+        self._transport = transport
+        self._group = group
+        self._info = info
+        self._native = native
+        self._op = op
+        self._timeout = timeout
+        self._kept = kept
+        self._copies = copies
+        self._settled = False
+        self._error: PhalanxError | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._native.result != _native.PENDING
+
+    @property
+    def source(self) -> int:
+        return self._native.source
+
+    def notify(self, token: int) -> bool:
+        return self._native.notify(token)
+
+    def wait(self, timeout: float | None) -> bool:
+        return self._native.wait(_FOREVER if timeout is None else timeout) != _native.PENDING
+
+    def settle(self) -> None:
+        self.finish()
+        if self._error is not None:
+            raise self._error
+
+    def finish(self) -> None:
+        """`settle` without raising."""
+        if self._settled:
+            return
+        with _settling:
+            if self._settled:
+                return
+            status = self._native.result
+            if status != _native.FINISHED:
+                self._error = failures.explain(
+                    self._group, self._info, self._op, status, self._timeout, self._native.seq
+                )
+            elif self._copies:
+                copy_back(self._copies)
+            if self._copies:
+                self._transport.forget_copies(self)
+            self._kept = None
+            self._copies = []
+            self._settled = True
+        if self._op == "barrier" and self._error is None:
+            self._transport.settle_copies()
+
+
 def _closed(*_: object) -> int:
     return _native.LEFT
+
+
+def _single(call: Call, timeout: float) -> tuple[Any, ...] | None:
+    """The arguments of a call of one plain tensor, read, written or both; None for others."""
+    inputs, outputs = call.inputs, call.outputs
+    blocks = inputs or outputs
+    if call.op not in _SINGLE_OPS or blocks is None or len(blocks.tensors) != 1:
+        return None
+    tensor = blocks.tensors[0]
+    dtype = _dtype_code(call.dtype, 0)
+    if not tensor.is_contiguous() or tensor.is_neg() or (dtype in _COMPLEX and tensor.is_conj()):
+        return None
+    return (
+        _OP_NUMBERS[call.op],
+        call.reduce_op,
+        call.root,
+        dtype,
+        call.count,
+        call.layout if dtype else _layout(call),
+        call.factor,
+        timeout,
+        tensor.data_ptr(),
+        tensor.nbytes,
+        inputs is not None,
+        outputs is not None,
+    )
 
 
 def _layout(call: Call) -> int:
@@ -140,88 +319,3 @@ def _layout(call: Call) -> int:
     if call.dtype is None or call.dtype in DTYPE_CODES:
         return call.layout
     return zlib.crc32(f"{call.dtype} {call.layout}".encode())
-
-
-def _like(blocks: Blocks, tensors: list[torch.Tensor]) -> Blocks:
-    return Blocks(tensors, blocks.num, sizes=blocks.sizes, listed=blocks.listed)
-
-
-def _plain(blocks: Blocks | None) -> tuple[Blocks | None, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """The blocks with every tensor in plain row-major memory, and the pairs (tensor, its copy) that this took."""
-    if blocks is None:
-        return None, []
-    copies = []
-    tensors = []
-    for tensor in blocks.tensors:
-        plain = tensor
-        if tensor.is_neg() or tensor.is_conj():
-            plain = tensor.resolve_conj().resolve_neg()
-        plain = plain.contiguous()
-        if plain is not tensor:
-            copies.append((tensor, plain))
-        tensors.append(plain)
-    return (_like(blocks, tensors), copies) if copies else (blocks, copies)
-
-
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype in DTYPE_CODES or tensor.is_quantized:
-        return tensor.clone()
-    # torch has no copy kernel for the dtypes below a byte.
-    return tensor.reshape(-1).view(torch.uint8).clone().view(tensor.dtype)
-
-
-def _spans(blocks: Blocks | None) -> _Spans:
-    if blocks is None:
-        return _NO_SPANS
-    tensors = blocks.tensors
-    if blocks.sizes is not None:
-        address, width = tensors[0].data_ptr(), tensors[0].element_size()
-        addresses, sizes = [], []
-        for numel in blocks.sizes:
-            addresses.append(address)
-            sizes.append(numel * width)
-            address += numel * width
-        return addresses, sizes, blocks.num, True
-    return [t.data_ptr() for t in tensors], [t.nbytes for t in tensors], blocks.num, blocks.listed
-
-
-def _overlap(call: Call, spans_in: _Spans, spans_out: _Spans, rank: int) -> bool:
-    """Whether writing outputs could destroy inputs that are still to be read.
-
-    In place, where each byte is read before it is written, is none of that: the same memory on both sides, or a rank's
-    own block of the longer side.
-    """
-    pieces_in = [(a, a + n) for a, n in zip(spans_in[0], spans_in[1], strict=True) if n]
-    pieces_out = [(a, a + n) for a, n in zip(spans_out[0], spans_out[1], strict=True) if n]
-    if call.op in _IN_PLACE_OPS:
-        # Piece by piece; a piece that shares memory with another one would be read after that one was written.
-        return len(pieces_out) > 1 and _touch(pieces_out, [])
-    if not _touch(pieces_in, pieces_out):
-        return False
-    blocks_in, blocks_out = _by_block(spans_in), _by_block(spans_out)
-    for b_in, block_in in enumerate(blocks_in):
-        for b_out, block_out in enumerate(blocks_out):
-            own = (len(blocks_in) == 1 or b_in == rank) and (len(blocks_out) == 1 or b_out == rank)
-            if own and block_in == block_out and 1 in (len(blocks_in), len(blocks_out)):
-                continue
-            if any(a < d and c < b for a, b in block_in for c, d in block_out):
-                return True
-    return False
-
-
-def _touch(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> bool:
-    """Whether any two of the pieces share memory."""
-    ordered = sorted([*some, *others])
-    return any(end > start for (_, end), (start, _) in pairwise(ordered))
-
-
-def _by_block(spans: _Spans) -> list[list[tuple[int, int]]]:
-    addresses, sizes, num, listed = spans
-    if listed:
-        each = len(addresses) // num
-        pieces = [(a, a + n) for a, n in zip(addresses, sizes, strict=True)]
-        return [pieces[b * each : (b + 1) * each] for b in range(num)]
-    return [
-        [(a + b * (n // num), a + (b + 1) * (n // num)) for a, n in zip(addresses, sizes, strict=True)]
-        for b in range(num)
-    ]

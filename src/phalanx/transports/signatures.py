@@ -11,6 +11,10 @@ _DTYPE_NAMES = {code: str(dtype).removeprefix("torch.") for dtype, code in DTYPE
 _DTYPE_NAMES[0] = "bytes"
 
 
+def dtype_name(code: int) -> str:
+    return _DTYPE_NAMES[code]
+
+
 @dataclass(frozen=True, slots=True)
 class Signature:
     """The part of a call that must agree across ranks."""

@@ -1,0 +1,343 @@
+#include "bind_calls.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "memory.hpp"
+
+namespace nb = nanobind;
+
+namespace phalanx {
+
+ReduceFn kernel_of(int dtype, int op) {
+  if (dtype < 0 || dtype >= static_cast<int>(kNumDTypes) || op < 0 || op >= static_cast<int>(kNumReduceOps))
+    return nullptr;
+  return reduce_kernel(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
+}
+
+namespace {
+
+// How long the core works or waits before Python's signal handlers get their turn.
+constexpr std::chrono::milliseconds kBetweenSignals{50};
+
+using Addresses = std::vector<std::uint64_t>;
+using Sizes = std::vector<std::uint64_t>;
+
+// Tensors that only pretend to have memory (fake ones, wrappers, storage that was resized away) have address 0.
+struct NoMemory {};
+
+Piece to_piece(std::uint64_t address, std::uint64_t size) {
+  if (address == 0 && size > 0) throw NoMemory{};
+  return {reinterpret_cast<std::byte*>(address), size};
+}
+
+// `num` blocks out of the pieces: listed block by block, or every piece cut evenly.
+void fill(Blocks& blocks, const Addresses& addresses, const Sizes& sizes, std::size_t num, bool listed) {
+  blocks.clear();
+  if (num == 0) return;
+  thread_local std::vector<Piece> pieces;
+  pieces.clear();
+  for (std::size_t i = 0; i < addresses.size(); ++i) pieces.push_back(to_piece(addresses[i], sizes[i]));
+  if (!listed) return blocks.cut(pieces, num);
+  const std::size_t each = pieces.size() / num;
+  for (std::size_t block = 0; block < num; ++block) blocks.add_block(pieces.data() + block * each, each);
+}
+
+// What the core takes for granted. Users never see these errors: the layers above check and explain before.
+void check_dtype(int dtype) {
+  if (dtype < 0 || dtype >= static_cast<int>(kNumDTypes)) throw std::invalid_argument("unknown dtype");
+}
+
+void check_call(const Group& group, int op, int reduce_op, int root, int dtype) {
+  if (op < 0 || op >= kNumOps) throw std::invalid_argument("unknown op");
+  check_dtype(dtype);
+  const auto kind = static_cast<Op>(op);
+  const bool reduces = kind == Op::all_reduce || kind == Op::reduce || kind == Op::reduce_scatter;
+  if (reduces && kernel_of(dtype, reduce_op) == nullptr) {
+    throw std::invalid_argument("no kernel for this dtype and reduce op");
+  }
+  const bool rooted = kind == Op::broadcast || kind == Op::reduce || kind == Op::gather || kind == Op::scatter;
+  if (rooted && (root < 0 || root >= group.size())) throw std::invalid_argument("root is not a rank of the group");
+}
+
+// Without the GIL for its lifetime. Only the main thread may be given back the GIL before the work is done: others have
+// no signals to look at, and a thread that asks for the GIL while the interpreter ends is ended by it, half-way.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() {
+    while (finalizing() && !on_main_thread()) ::pause();
+    PyEval_RestoreThread(state_);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+  static bool on_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
+
+ private:
+  static bool finalizing() {
+#if PY_VERSION_HEX >= 0x030d0000
+    return Py_IsFinalizing() != 0;
+#else
+    return _Py_IsFinalizing() != 0;
+#endif
+  }
+  PyThreadState* state_;
+};
+
+// When to come back for signals.
+Clock::time_point next_look() {
+  return WithoutGil::on_main_thread() ? Clock::now() + kBetweenSignals : Clock::time_point::max();
+}
+
+void look_at_signals() {
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+Clock::time_point after(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                            std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));
+}
+
+// Why a call can't even be handed over; `finished` where it can.
+Result refusal(Group& group) {
+  if (group.forked()) return Result::forked;
+  if (group.has_left()) return Result::left;
+  return group.broken() ? Result::was_broken : Result::finished;
+}
+
+// What a collective looks like in Python.
+struct Arguments {
+  int op, reduce_op, root, dtype;
+  std::int64_t count;
+  std::uint32_t layout;
+  double factor, timeout;
+};
+
+template <class Fill>
+Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, Fill&& fill_blocks) {
+  Request& request = ticket.request;
+  request.op = static_cast<Op>(arguments.op);
+  request.reduce_op = arguments.reduce_op;
+  request.root = arguments.root;
+  request.dtype = static_cast<DType>(arguments.dtype);
+  request.count = arguments.count;
+  request.layout = arguments.layout;
+  request.factor = arguments.factor;
+  try {
+    fill_blocks(request);
+  } catch (const NoMemory&) {
+    return Result::no_memory;
+  }
+  const Result refused = refusal(group);
+  if (refused == Result::was_broken) group.calls().give_up_if_idle();
+  ticket.deadline = after(arguments.timeout);
+  return refused;
+}
+
+// A call whose time is up before those before it have ended is taken back.
+Result wait_a_while(Lane& lane, const Ticket& ticket, Clock::time_point until) {
+  if (Clock::now() < ticket.deadline) until = std::min(until, ticket.deadline);
+  const Result result = lane.wait(ticket, until);
+  if (result == Result::pending && Clock::now() >= ticket.deadline) lane.withdraw(ticket);
+  return ticket.result();
+}
+
+// The groups in whose calls this thread is: a signal handler may interrupt one to make another.
+class Within {
+ public:
+  explicit Within(const Group& group) { groups().push_back(&group); }
+  ~Within() { groups().pop_back(); }
+  Within(const Within&) = delete;
+  Within& operator=(const Within&) = delete;
+  static bool one_of(const Group& group) {
+    return std::find(groups().begin(), groups().end(), &group) != groups().end();
+  }
+
+ private:
+  static std::vector<const Group*>& groups() {
+    thread_local std::vector<const Group*> groups;
+    return groups;
+  }
+};
+
+// Waits for a call whose memory may be gone when this returns.
+Result carry_out(Group& group, const std::shared_ptr<CallTicket>& ticket) {
+  const Within within(group);
+  CallQueue& calls = group.calls();
+  bool submitted = false;
+  while (true) {
+    Result result;
+    {
+      WithoutGil without;
+      if (!std::exchange(submitted, true)) calls.submit(ticket, false);
+      result = wait_a_while(calls, *ticket, next_look());
+    }
+    if (result != Result::pending) return result;
+    if (PyErr_CheckSignals() == 0) continue;
+    nb::python_error error;
+    if (!calls.withdraw(*ticket)) {
+      // A call that began and does not come to its end leaves the group in no state to go on.
+      group.abort("interrupted in the middle of a call");
+      WithoutGil without;
+      calls.wait(*ticket, Clock::time_point::max());
+    }
+    throw error;
+  }
+}
+
+template <class Fill>
+int run_with(Group& group, const Arguments& arguments, Fill&& fill_blocks) {
+  check_call(group, arguments.op, arguments.reduce_op, arguments.root, arguments.dtype);
+  if (Within::one_of(group)) return static_cast<int>(Result::nested);
+  // Used again by the next call of this thread, when nobody else holds it any more.
+  thread_local std::shared_ptr<CallTicket> spare;
+  if (!spare || spare.use_count() != 1) spare = std::make_shared<CallTicket>();
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const std::shared_ptr<CallTicket> ticket = spare;
+  ticket->reopen();
+  const Result refused = prepare(group, *ticket, arguments, fill_blocks);
+  return static_cast<int>(refused != Result::finished ? refused : carry_out(group, ticket));
+}
+
+// A call under way, for Python. Its memory is kept by whoever holds this.
+struct Pending {
+  std::shared_ptr<Lane> lane;
+  std::shared_ptr<Ticket> ticket;
+};
+
+nb::object result_or_pending(std::shared_ptr<Lane> lane, std::shared_ptr<Ticket> ticket) {
+  const Result result = ticket->result();
+  if (result != Result::pending) return nb::int_(static_cast<int>(result));
+  return nb::cast(Pending{std::move(lane), std::move(ticket)});
+}
+
+template <class Fill>
+nb::object start_with(Group& group, const Arguments& arguments, Fill&& fill_blocks) {
+  check_call(group, arguments.op, arguments.reduce_op, arguments.root, arguments.dtype);
+  auto ticket = std::make_shared<CallTicket>();
+  const Result refused = prepare(group, *ticket, arguments, fill_blocks);
+  if (refused != Result::finished) return nb::int_(static_cast<int>(refused));
+  const Request& request = ticket->request;
+  const bool is_short = std::max(request.in.largest(), request.out.largest()) <=
+                        group.segment().header().tuning.one_shot_bytes;
+  {
+    WithoutGil without;
+    group.calls().submit(ticket, is_short);
+  }
+  return result_or_pending(group.calls_lane(), std::move(ticket));
+}
+
+// The general case: lists of tensors.
+template <auto kBegin>
+auto with_lists(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
+                double factor, double timeout, const Addresses& in, const Sizes& in_sizes, std::size_t num_in,
+                bool in_listed, const Addresses& out, const Sizes& out_sizes, std::size_t num_out, bool out_listed) {
+  return kBegin(group, {op, reduce_op, root, dtype, count, layout, factor, timeout}, [&](Request& request) {
+    fill(request.in, in, in_sizes, num_in, in_listed);
+    fill(request.out, out, out_sizes, num_out, out_listed);
+  });
+}
+
+// The common case of one tensor, read, written or both, without lists.
+template <auto kBegin>
+auto with_one(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
+              double factor, double timeout, std::uint64_t address, std::uint64_t size, bool reads, bool writes) {
+  return kBegin(group, {op, reduce_op, root, dtype, count, layout, factor, timeout}, [&](Request& request) {
+    const Piece piece = to_piece(address, size);
+    request.in.clear();
+    request.out.clear();
+    if (reads) request.in.add_block(&piece, 1);
+    if (writes) request.out.add_block(&piece, 1);
+  });
+}
+
+constexpr auto kRun = [](Group& group, const Arguments& arguments, auto&& fill_blocks) {
+  return run_with(group, arguments, fill_blocks);
+};
+constexpr auto kStart = [](Group& group, const Arguments& arguments, auto&& fill_blocks) {
+  return start_with(group, arguments, fill_blocks);
+};
+
+nb::object message(Group& group, bool sends, int peer, std::int64_t tag, int dtype, std::uint32_t layout,
+                   std::int64_t count, double timeout, std::uint64_t address, std::uint64_t size) {
+  check_dtype(dtype);
+  if (peer >= group.size() || peer == group.rank() || (peer < 0 && (sends || peer != kAnySource))) {
+    throw std::invalid_argument("not a peer of the group");
+  }
+  if (tag < 0 || tag > INT32_MAX) throw std::invalid_argument("not a tag");
+  const auto refused = [](Result result) -> nb::object { return nb::int_(static_cast<int>(result)); };
+  auto ticket = std::make_shared<MessageTicket>();
+  ticket->sends = sends;
+  ticket->peer = peer;
+  ticket->tag = static_cast<std::uint32_t>(tag);
+  ticket->layout = layout;
+  ticket->dtype = static_cast<DType>(dtype);
+  ticket->count = count;
+  try {
+    ticket->data = to_piece(address, size);
+  } catch (const NoMemory&) {
+    return refused(Result::no_memory);
+  }
+  if (!sends && !writable(ticket->data)) return refused(Result::not_writable);
+  const Result result = refusal(group);
+  if (result == Result::was_broken) group.messages().give_up_if_idle();
+  if (result != Result::finished) return refused(result);
+  ticket->deadline = after(timeout);
+  {
+    WithoutGil without;
+    group.messages().submit(ticket);
+  }
+  // Who sent it is to be asked of the one under way, also when it has come already.
+  if (peer == kAnySource) return nb::cast(Pending{group.messages_lane(), std::move(ticket)});
+  return result_or_pending(group.messages_lane(), std::move(ticket));
+}
+
+int wait(const Pending& pending, double timeout) {
+  if (!pending.ticket->pending()) return static_cast<int>(pending.ticket->result());
+  const auto until = timeout < 0 ? Clock::time_point::max() : after(timeout);
+  while (true) {
+    Result result;
+    {
+      WithoutGil without;
+      result = wait_a_while(*pending.lane, *pending.ticket, std::min(until, next_look()));
+    }
+    if (result != Result::pending || Clock::now() >= until) return static_cast<int>(result);
+    look_at_signals();
+  }
+}
+
+std::vector<std::uint64_t> next_completions() {
+  WithoutGil without;
+  return completions().next();
+}
+
+}  // namespace
+
+void bind_calls(nb::module_& module, nb::class_<Group>& group) {
+  nb::class_<Pending>(module, "Pending")
+      .def("wait", &wait)
+      .def("notify", [](const Pending& pending, std::uint64_t token) { return pending.ticket->notify(token); })
+      .def_prop_ro("result", [](const Pending& pending) { return static_cast<int>(pending.ticket->result()); })
+      .def_prop_ro("seq", [](const Pending& pending) { return pending.ticket->seq.load(std::memory_order_relaxed); })
+      .def_prop_ro("source",
+                   [](const Pending& pending) { return pending.ticket->source.load(std::memory_order_relaxed); });
+  module.def("next_completions", &next_completions);
+  module.def("close_completions", [] { completions().close(); });
+
+  group.def("run", &with_lists<kRun>)
+      .def("run_single", &with_one<kRun>)
+      .def("start", &with_lists<kStart>)
+      .def("start_single", &with_one<kStart>)
+      .def("message", &message);
+}
+
+}  // namespace phalanx

@@ -1,0 +1,146 @@
+#include "call_queue.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace phalanx {
+
+CallQueue::CallQueue(std::shared_ptr<Member> member)
+    : member_(std::move(member)), call_(*member_->segment, member_->lines, history_) {
+  history_.verified.resize(static_cast<std::size_t>(member_->size()), 0);
+}
+
+void CallQueue::submit(std::shared_ptr<CallTicket> ticket, bool at_once) {
+  ticket->float_mode = FloatMode();
+  const CallTicket& mine = *ticket;
+  {
+    const std::lock_guard lock(mutex_);
+    ticket->seq.store(seq_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    count_begin();
+    queue_.push_back(std::move(ticket));
+  }
+  if (at_once) hand_over(mine, true);
+}
+
+bool CallQueue::withdraw(const Ticket& ticket) {
+  std::shared_ptr<CallTicket> withdrawn;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found =
+        std::find_if(queue_.begin(), queue_.end(), [&](const auto& item) { return item.get() == &ticket; });
+    if (found == queue_.end()) return false;
+    // Those behind it move up.
+    for (auto later = found + 1; later != queue_.end(); ++later) (*later)->seq.fetch_sub(1, std::memory_order_relaxed);
+    withdrawn = std::move(*found);
+    queue_.erase(found);
+    seq_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  count_end();
+  withdrawn->end(Result::busy);
+  return true;
+}
+
+bool CallQueue::begin_next() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (queue_.empty()) return false;
+    current_ = std::move(queue_.front());
+    queue_.pop_front();
+  }
+  if (member_->has_left()) {
+    end_current(Result::left);
+  } else if (member_->lines.failed()) {
+    member_->lines.give_up(GaveUp::calls);
+    end_current(Result::was_broken);
+  } else {
+    call_.start(current_->request);
+  }
+  return true;
+}
+
+void CallQueue::end_current(Result result) {
+  const std::shared_ptr<CallTicket> ended = std::exchange(current_, nullptr);
+  count_end();
+  ended->end(result);
+}
+
+void CallQueue::end_queue(Result result) {
+  std::deque<std::shared_ptr<CallTicket>> queue;
+  {
+    const std::lock_guard lock(mutex_);
+    queue.swap(queue_);
+  }
+  for (const auto& ticket : queue) {
+    count_end();
+    ticket->end(result);
+  }
+}
+
+// One call at most comes to its end, so that whoever waits for it can look.
+bool CallQueue::advance() {
+  if (!current_ && !begin_next()) return false;
+  if (!current_) return true;
+  const FloatMode::Scope scope(current_->float_mode);
+  switch (call_.advance()) {
+    case Advance::finished:
+      end_current(Result::finished);
+      return true;
+    case Advance::failed:
+      fail();
+      return true;
+    case Advance::more:
+      return true;
+    case Advance::blocked:
+      break;
+  }
+  return false;
+}
+
+void CallQueue::fail() {
+  member_->lines.give_up(GaveUp::calls);
+  end_current(Result::failed);
+  end_queue(Result::was_broken);
+}
+
+void CallQueue::check() {
+  if (member_->has_left()) {
+    if (current_) end_current(Result::left);
+    return end_queue(Result::left);
+  }
+  if (!current_) return;
+  const Condition& condition = call_.blocked_on();
+  switch (member_->lines.look(condition)) {
+    case WaitResult::reached:
+    case WaitResult::interrupted:
+      return;
+    case WaitResult::failed:
+      return fail();
+    case WaitResult::gone: {
+      const int peer = member_->lines.first_gone(condition);
+      if (peer < 0) return;
+      member_->report_gone(current_->request.op, call_.seq(), peer);
+      return fail();
+    }
+    case WaitResult::expired:
+      break;
+  }
+  if (Clock::now() < current_->deadline) return;
+  const std::vector<int> missing = member_->lines.missing(condition);
+  if (missing.empty()) return;
+  member_->report_timeout(current_->request.op, call_.seq(), missing);
+  fail();
+}
+
+Lane::News CallQueue::wait_for_news(Clock::time_point until) {
+  if (!current_) return News::none;
+  switch (member_->lines.wait(call_.blocked_on(), std::min(until, current_->deadline))) {
+    case WaitResult::reached:
+      return News::some;
+    case WaitResult::interrupted:
+      return News::interrupted;
+    default:
+      return News::none;
+  }
+}
+
+}  // namespace phalanx

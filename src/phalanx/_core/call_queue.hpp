@@ -1,0 +1,52 @@
+// The collectives of one rank in one group: one after another, in the order in which they were handed over.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+
+#include "lane.hpp"
+#include "member.hpp"
+
+namespace phalanx {
+
+class CallQueue : public Lane {
+ public:
+  explicit CallQueue(std::shared_ptr<Member> member);
+
+  // Starts the call as soon as those before it have ended. The memory in its request must stay until it has ended.
+  void submit(std::shared_ptr<CallTicket> ticket, bool at_once);
+  bool withdraw(const Ticket& ticket) override;
+  // This rank has been told that the group is broken.
+  void give_up_if_idle() noexcept {
+    if (idle()) member_->lines.give_up(GaveUp::calls);
+  }
+  // The seq of the last call that was handed over.
+  std::uint64_t seq() const noexcept { return seq_.load(std::memory_order_relaxed); }
+
+ protected:
+  bool advance() override;
+  void check() override;
+  News wait_for_news(Clock::time_point until) override;
+  std::optional<Bell> arm() override { return member_->lines.arm(call_.blocked_on()); }
+  void disarm() override { member_->lines.disarm(); }
+  void wake_holder() noexcept override {}
+
+ private:
+  bool begin_next();
+  void end_current(Result result);
+  void end_queue(Result result);
+  void fail();
+
+  const std::shared_ptr<Member> member_;
+  History history_;
+  Call call_;
+  std::shared_ptr<CallTicket> current_;  // the one that call_ carries out
+
+  std::mutex mutex_;  // of the queue
+  std::deque<std::shared_ptr<CallTicket>> queue_;  // those that have not begun
+  std::atomic<std::uint64_t> seq_{0};
+};
+
+}  // namespace phalanx

@@ -1,0 +1,75 @@
+// Calls of one rank that go on side by side with those of other lanes: the collectives of a group, or its messages.
+//
+// Whoever holds a lane advances all that is in it: a thread that waits for one of its calls, or the progress thread
+// (progress.hpp) when nobody waits. Handing over a call takes no lane. A holder that lets go of a lane in which
+// something is still pending wakes the progress thread, so that no call is ever forgotten.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "ticket.hpp"
+
+namespace phalanx {
+
+class Lane {
+ public:
+  virtual ~Lane() = default;
+  Lane() = default;
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  // Goes on with the lane until the ticket has ended, `until` has passed or a signal came (both: pending).
+  Result wait(const Ticket& ticket, Clock::time_point until);
+  // Takes back a call that has not begun, which ends it (busy). False: it has begun.
+  virtual bool withdraw(const Ticket&) { return false; }
+  bool idle() const noexcept { return pending_.load(std::memory_order_seq_cst) == 0; }
+
+  // For the progress thread: does what can be done without waiting. True: there is more to do at once. Otherwise `bells`
+  // gets what to sleep on, unless another thread holds the lane.
+  bool tend(std::vector<Bell>& bells);
+  // Ends what is pending, as far as this rank's group says that it must, unless another thread does within a second.
+  void sweep();
+
+ protected:
+  // All with the lane held.
+  //
+  // Does what can be done without waiting; true when it did something and may have more to do at once.
+  virtual bool advance() = 0;
+  // Ends the calls that can't be carried out any more, once advance() has nothing to do.
+  virtual void check() = 0;
+  enum class News { some, none, interrupted };
+  // Waits for something to do: a while on the CPU, then asleep, 50 ms at most.
+  virtual News wait_for_news(Clock::time_point until) = 0;
+  // Announces that this rank sleeps. None: there is something to do.
+  virtual std::optional<Bell> arm() = 0;
+  virtual void disarm() = 0;
+
+  bool try_acquire() { return free_.try_lock(); }
+  bool acquire(Clock::time_point until);
+  void release();
+  // For those who hand over a call: goes on with it right here if that may end it soon, else leaves it to others.
+  void hand_over(const Ticket& ticket, bool at_once);
+  // Another thread waits for the lane.
+  bool wanted() const noexcept { return waiting_.load(std::memory_order_relaxed) > 0; }
+  // The holder, if it sleeps, has something new to do.
+  virtual void wake_holder() noexcept = 0;
+
+  // A ticket of this lane has ended.
+  void count_end() noexcept {
+    num_ended_.fetch_add(1, std::memory_order_relaxed);
+    pending_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  void count_begin() noexcept { pending_.fetch_add(1, std::memory_order_seq_cst); }
+
+ private:
+  std::timed_mutex free_;
+  std::atomic<int> waiting_{0};
+  std::atomic<std::size_t> pending_{0};
+  std::atomic<std::uint64_t> num_ended_{0};
+};
+
+}  // namespace phalanx

@@ -1,0 +1,31 @@
+// This rank's place in a group: the segment, what is published in it, and whether the rank is still in.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "waiting.hpp"
+
+namespace phalanx {
+
+struct Member {
+  // Throws where the rank is not one of the group's, or taken.
+  Member(std::shared_ptr<Segment> shared, int rank);
+
+  int rank() const noexcept { return lines.rank(); }
+  int size() const noexcept { return lines.size(); }
+  bool has_left() const noexcept { return left.load(std::memory_order_acquire); }
+
+  // Breaks the group, unless it is already.
+  void report_timeout(Op op, std::uint64_t seq, const std::vector<int>& missing);
+  void report_gone(Op op, std::uint64_t seq, int peer);
+  void report_abort(std::uint64_t seq, const std::string& text);
+
+  const std::shared_ptr<Segment> segment;
+  Lines lines;
+  std::atomic<bool> left{false};
+};
+
+}  // namespace phalanx

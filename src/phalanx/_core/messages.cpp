@@ -1,0 +1,396 @@
+#include "messages.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace phalanx {
+
+namespace {
+
+// Chunks that a channel moves before others get their turn.
+constexpr int kChunksAtOnce = 8;
+
+std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
+
+}  // namespace
+
+Messages::Messages(std::shared_ptr<Member> member)
+    : member_(std::move(member)),
+      segment_(*member_->segment),
+      rank_(member_->rank()),
+      chunk_bytes_(segment_.header().tuning.message_chunk_bytes),
+      patience_(segment_.header().tuning),
+      out_(at(member_->size())),
+      in_(at(member_->size())),
+      num_sent_(at(member_->size())),
+      num_received_(at(member_->size()) + 1) {}
+
+void Messages::submit(TicketPtr ticket) {
+  const MessageTicket& mine = *ticket;
+  const TicketPtr keep = ticket;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& numbers = mine.sends ? num_sent_ : num_received_;
+    ticket->seq.store(++numbers[mine.peer == kAnySource ? numbers.size() - 1 : at(mine.peer)],
+                      std::memory_order_relaxed);
+    count_begin();
+    submitted_.push_back(std::move(ticket));
+    any_submitted_.store(true, std::memory_order_release);
+  }
+  hand_over(mine, true);
+}
+
+void Messages::give_up_if_idle() noexcept {
+  if (idle() && member_->lines.failed()) member_->lines.give_up(GaveUp::messages);
+}
+
+void Messages::end(const TicketPtr& ticket, Result result) {
+  count_end();
+  ticket->end(result);
+  give_up_if_idle();
+}
+
+bool Messages::advance() {
+  if (any_submitted_.load(std::memory_order_acquire)) take_submitted();
+  bool did = false;
+  for (int peer = 0; peer < member_->size(); ++peer) {
+    if (peer == rank_) continue;
+    if (!out_[at(peer)].empty()) did = send_to(peer) || did;
+    if (num_posted_any_ > 0 || !in_[at(peer)].empty()) did = receive_from(peer) || did;
+  }
+  return did;
+}
+
+void Messages::take_submitted() {
+  std::vector<TicketPtr> submitted;
+  {
+    const std::lock_guard lock(mutex_);
+    submitted.swap(submitted_);
+    any_submitted_.store(false, std::memory_order_relaxed);
+  }
+  for (TicketPtr& ticket : submitted) {
+    soonest_ = std::min(soonest_, ticket->deadline);
+    if (ticket->sends) {
+      out_[at(ticket->peer)].waiting.push_back(std::move(ticket));
+    } else if (!find_arrived(ticket)) {
+      ++(ticket->peer == kAnySource ? num_posted_any_ : in_[at(ticket->peer)].num_posted);
+      posted_.push_back(std::move(ticket));
+    }
+  }
+}
+
+// A message that came before its receive.
+bool Messages::find_arrived(const TicketPtr& ticket) {
+  const int size = member_->size();
+  for (int i = 0; i < size; ++i) {
+    const int from = ticket->peer == kAnySource ? (first_source_ + i) % size : ticket->peer;
+    auto& arrived = in_[at(from)].arrived;
+    const auto found = std::find_if(arrived.begin(), arrived.end(),
+                                    [&](const auto& message) { return message->envelope.tag == ticket->tag; });
+    if (found != arrived.end()) {
+      const std::unique_ptr<Arrived> message = std::move(*found);
+      arrived.erase(found);
+      accept(from, message->number, message->envelope, ticket);
+      return true;
+    }
+    if (ticket->peer != kAnySource) return false;
+  }
+  return false;
+}
+
+Messages::TicketPtr Messages::find_posted(int from, std::uint32_t tag) {
+  const auto found = std::find_if(posted_.begin(), posted_.end(), [&](const TicketPtr& ticket) {
+    return (ticket->peer == from || ticket->peer == kAnySource) && ticket->tag == tag;
+  });
+  if (found == posted_.end()) return nullptr;
+  TicketPtr ticket = std::move(*found);
+  posted_.erase(found);
+  --(ticket->peer == kAnySource ? num_posted_any_ : in_[at(from)].num_posted);
+  return ticket;
+}
+
+// The message and its receive have found each other.
+void Messages::accept(int from, std::uint64_t number, const Envelope& envelope, const TicketPtr& ticket) {
+  ticket->source.store(from, std::memory_order_relaxed);
+  if (ticket->peer == kAnySource) first_source_ = (from + 1) % member_->size();
+  if (envelope.dtype != static_cast<std::uint8_t>(ticket->dtype) || envelope.layout != ticket->layout ||
+      envelope.count != ticket->count || envelope.bytes != ticket->data.size) {
+    Failure failure{};
+    failure.kind = FailureKind::message;
+    failure.rank = rank_;
+    failure.peer = from;
+    failure.op = Op::recv;
+    failure.seq = ticket->seq.load(std::memory_order_relaxed);
+    failure.misfit = {envelope.count, ticket->count, ticket->tag, envelope.dtype,
+                      static_cast<std::uint8_t>(ticket->dtype)};
+    member_->lines.fail(failure);
+    return end(ticket, Result::failed);
+  }
+  if (envelope.bytes > kInlineBytes) {
+    in_[at(from)].to_grant.emplace_back(number, ticket);
+    return;
+  }
+  if (envelope.bytes > 0) std::memcpy(ticket->data.data, envelope.body, envelope.bytes);
+  end(ticket, Result::finished);
+}
+
+void Messages::ring_peer(int peer) noexcept {
+  segment_.control(rank_).cpu.store(current_cpu(), std::memory_order_relaxed);
+  MessageLine& line = segment_.message_line(peer);
+  if (line.sleeps.load(std::memory_order_seq_cst) != 0) ring(line.bell);
+}
+
+bool Messages::announce(int peer, Outgoing& out, ChannelLines& lines) {
+  if (out.waiting.empty() || out.announced - lines.receiver.taken.load(std::memory_order_seq_cst) >= kEnvelopes) {
+    return false;
+  }
+  const TicketPtr ticket = std::move(out.waiting.front());
+  out.waiting.pop_front();
+  if (!out.reserved && !member_->segment->reserve_channel(rank_, peer)) {
+    end(ticket, Result::no_space);
+    return true;
+  }
+  out.reserved = true;
+  Envelope& envelope = segment_.envelope(rank_, peer, out.announced);
+  envelope.bytes = ticket->data.size;
+  envelope.count = ticket->count;
+  envelope.tag = ticket->tag;
+  envelope.layout = ticket->layout;
+  envelope.dtype = static_cast<std::uint8_t>(ticket->dtype);
+  const bool is_short = envelope.bytes <= kInlineBytes;
+  if (is_short && envelope.bytes > 0) std::memcpy(envelope.body, ticket->data.data, envelope.bytes);
+  if (!is_short) out.offered.emplace(out.announced, ticket);
+  lines.sender.announced.store(++out.announced, std::memory_order_seq_cst);
+  ring_peer(peer);
+  if (is_short) end(ticket, Result::finished);
+  return true;
+}
+
+bool Messages::send_to(int peer) {
+  Outgoing& out = out_[at(peer)];
+  ChannelLines& lines = segment_.channel_lines(rank_, peer);
+  bool did = false;
+  while (announce(peer, out, lines)) did = true;
+  for (const std::uint64_t granted = lines.receiver.granted.load(std::memory_order_seq_cst); out.grants < granted;
+       ++out.grants) {
+    const auto offer = out.offered.find(lines.receiver.grants[out.grants % kGrants]);
+    out.streams.push_back({std::move(offer->second)});
+    out.offered.erase(offer);
+    did = true;
+  }
+  for (int chunks = 0; chunks < kChunksAtOnce && !out.streams.empty(); ++chunks) {
+    if (out.staged - lines.receiver.freed.load(std::memory_order_seq_cst) >= kChunks) break;
+    Stream& stream = out.streams.front();
+    const Piece& data = stream.ticket->data;
+    const std::uint64_t run = std::min(chunk_bytes_, data.size - stream.done);
+    std::memcpy(segment_.message_chunk(rank_, peer, out.staged), data.data + stream.done, run);
+    stream.done += run;
+    lines.sender.staged.store(++out.staged, std::memory_order_seq_cst);
+    ring_peer(peer);
+    did = true;
+    if (stream.done == data.size) {
+      const TicketPtr ticket = std::move(stream.ticket);
+      out.streams.pop_front();
+      end(ticket, Result::finished);
+    }
+  }
+  return did;
+}
+
+// Envelopes are read only for receives that wait for one: a sender that nobody listens to is held up by the ring.
+bool Messages::take_envelopes(int peer, Incoming& in, ChannelLines& lines) {
+  bool did = false;
+  while ((num_posted_any_ > 0 || in.num_posted > 0) &&
+         in.taken != lines.sender.announced.load(std::memory_order_seq_cst)) {
+    const Envelope& envelope = segment_.envelope(peer, rank_, in.taken);
+    if (const TicketPtr ticket = find_posted(peer, envelope.tag)) {
+      accept(peer, in.taken, envelope, ticket);
+    } else {
+      auto arrived = std::make_unique<Arrived>();
+      arrived->number = in.taken;
+      std::memcpy(static_cast<void*>(&arrived->envelope), &envelope,
+                  offsetof(Envelope, body) + (envelope.bytes <= kInlineBytes ? envelope.bytes : 0));
+      in.arrived.push_back(std::move(arrived));
+    }
+    lines.receiver.taken.store(++in.taken, std::memory_order_seq_cst);
+    // Looked at again after the store: the sender, if it found the ring full, may sleep.
+    if (lines.sender.announced.load(std::memory_order_seq_cst) - in.taken + 1 >= kEnvelopes) ring_peer(peer);
+    did = true;
+  }
+  return did;
+}
+
+bool Messages::receive_from(int peer) {
+  Incoming& in = in_[at(peer)];
+  ChannelLines& lines = segment_.channel_lines(peer, rank_);
+  bool did = take_envelopes(peer, in, lines);
+  while (!in.to_grant.empty() && in.streams.size() < kGrants) {
+    auto& [number, ticket] = in.to_grant.front();
+    lines.receiver.grants[in.granted % kGrants] = number;
+    in.streams.push_back({std::move(ticket)});
+    in.to_grant.pop_front();
+    lines.receiver.granted.store(++in.granted, std::memory_order_seq_cst);
+    ring_peer(peer);
+    did = true;
+  }
+  for (int chunks = 0; chunks < kChunksAtOnce && !in.streams.empty(); ++chunks) {
+    if (in.freed == lines.sender.staged.load(std::memory_order_seq_cst)) break;
+    Stream& stream = in.streams.front();
+    const Piece& data = stream.ticket->data;
+    const std::uint64_t run = std::min(chunk_bytes_, data.size - stream.done);
+    std::memcpy(data.data + stream.done, segment_.message_chunk(peer, rank_, in.freed), run);
+    stream.done += run;
+    lines.receiver.freed.store(++in.freed, std::memory_order_seq_cst);
+    if (lines.sender.staged.load(std::memory_order_seq_cst) - in.freed + 1 >= kChunks) ring_peer(peer);
+    did = true;
+    if (stream.done == data.size) {
+      const TicketPtr ticket = std::move(stream.ticket);
+      in.streams.pop_front();
+      end(ticket, Result::finished);
+    }
+  }
+  return did;
+}
+
+bool Messages::waits_for(int peer) const noexcept {
+  return peer != rank_ && (num_posted_any_ > 0 || !out_[at(peer)].empty() || !in_[at(peer)].empty());
+}
+
+Lane::News Messages::wait_for_news(Clock::time_point until) {
+  if (idle()) return News::none;
+  until = std::min(until, soonest_);
+  const auto shares_cpu = [&] {
+    const std::uint32_t here = current_cpu();
+    for (int peer = 0; peer < member_->size(); ++peer) {
+      if (waits_for(peer) && segment_.control(peer).cpu.load(std::memory_order_relaxed) == here) return here != 0;
+    }
+    return false;
+  };
+  if (patience_.spin(until, shares_cpu, [&] { return advance(); })) return News::some;
+  const std::optional<Bell> bell = arm();
+  bool woken = true;
+  const auto now = Clock::now();
+  if (bell && now < until) woken = futex_wait(*bell, std::min<std::chrono::nanoseconds>(until - now, kLongestSleep));
+  disarm();
+  if (!bell || advance()) return News::some;
+  return woken ? News::none : News::interrupted;
+}
+
+std::optional<Bell> Messages::arm() {
+  MessageLine& line = segment_.message_line(rank_);
+  line.sleeps.store(1, std::memory_order_seq_cst);
+  const Bell bell{&line.bell, line.bell.load(std::memory_order_seq_cst)};
+  if (advance()) return std::nullopt;
+  return bell;
+}
+
+void Messages::disarm() { segment_.message_line(rank_).sleeps.store(0, std::memory_order_release); }
+
+void Messages::wake_holder() noexcept { ring(segment_.message_line(rank_).bell); }
+
+template <class Fn>
+void Messages::for_each_pending(Fn&& fn) {
+  for (Outgoing& out : out_) {
+    for (const TicketPtr& ticket : out.waiting) fn(ticket);
+    for (const auto& [number, ticket] : out.offered) fn(ticket);
+    for (const Stream& stream : out.streams) fn(stream.ticket);
+  }
+  for (Incoming& in : in_) {
+    for (const auto& [number, ticket] : in.to_grant) fn(ticket);
+    for (const Stream& stream : in.streams) fn(stream.ticket);
+  }
+  for (const TicketPtr& ticket : posted_) fn(ticket);
+}
+
+void Messages::end_all(Result result) {
+  if (any_submitted_.load(std::memory_order_acquire)) take_submitted();
+  std::vector<TicketPtr> tickets;
+  for_each_pending([&](const TicketPtr& ticket) { tickets.push_back(ticket); });
+  for (Outgoing& out : out_) {
+    out.waiting.clear();
+    out.offered.clear();
+    out.streams.clear();
+  }
+  for (Incoming& in : in_) {
+    in.to_grant.clear();
+    in.streams.clear();
+    in.num_posted = 0;
+  }
+  posted_.clear();
+  num_posted_any_ = 0;
+  for (const TicketPtr& ticket : tickets) end(ticket, result);
+}
+
+void Messages::fail_with(int peer) {
+  std::vector<TicketPtr> tickets;
+  Outgoing& out = out_[at(peer)];
+  Incoming& in = in_[at(peer)];
+  for (TicketPtr& ticket : out.waiting) tickets.push_back(std::move(ticket));
+  for (auto& [number, ticket] : out.offered) tickets.push_back(std::move(ticket));
+  for (Stream& stream : out.streams) tickets.push_back(std::move(stream.ticket));
+  for (auto& [number, ticket] : in.to_grant) tickets.push_back(std::move(ticket));
+  for (Stream& stream : in.streams) tickets.push_back(std::move(stream.ticket));
+  out.waiting.clear();
+  out.offered.clear();
+  out.streams.clear();
+  in.to_grant.clear();
+  in.streams.clear();
+  in.num_posted = 0;
+  std::erase_if(posted_, [&](const TicketPtr& ticket) {
+    if (ticket->peer != peer) return false;
+    tickets.push_back(ticket);
+    return true;
+  });
+  const MessageTicket& first = *tickets.front();
+  member_->report_gone(first.sends ? Op::send : Op::recv, first.seq.load(std::memory_order_relaxed), peer);
+  for (const TicketPtr& ticket : tickets) end(ticket, Result::failed);
+}
+
+std::vector<int> Messages::peers_of(const MessageTicket& ticket) const {
+  if (ticket.peer != kAnySource) return {ticket.peer};
+  std::vector<int> peers;
+  for (int peer = 0; peer < member_->size(); ++peer) {
+    if (peer != rank_) peers.push_back(peer);
+  }
+  return peers;
+}
+
+void Messages::check() {
+  if (member_->has_left()) return end_all(Result::left);
+  if (member_->lines.failed() && member_->lines.failed_for_all()) return end_all(Result::failed);
+  std::vector<int> gone;
+  const bool ask = deaths_.due();
+  for (int peer = 0; peer < member_->size(); ++peer) {
+    if (waits_for(peer) && member_->lines.gone(peer, GaveUp::messages, ask)) gone.push_back(peer);
+  }
+  if (!gone.empty()) {
+    // Now that it is known that they do no more: what they did before may be enough.
+    if (advance()) return;
+    for (const int peer : gone) {
+      if (!out_[at(peer)].empty() || !in_[at(peer)].empty()) fail_with(peer);
+    }
+    if (num_posted_any_ > 0 && gone.size() + 1 == at(member_->size())) {
+      const int peer = gone.front();
+      member_->report_gone(Op::recv, posted_.front()->seq.load(std::memory_order_relaxed), peer);
+      return end_all(Result::failed);
+    }
+  }
+  const auto now = Clock::now();
+  if (now < soonest_) return;
+  soonest_ = Clock::time_point::max();
+  TicketPtr late;
+  for_each_pending([&](const TicketPtr& ticket) {
+    if (ticket->deadline <= now) {
+      late = ticket;
+    } else {
+      soonest_ = std::min(soonest_, ticket->deadline);
+    }
+  });
+  if (!late) return;
+  member_->report_timeout(late->sends ? Op::send : Op::recv, late->seq.load(std::memory_order_relaxed),
+                          peers_of(*late));
+  end_all(Result::failed);
+}
+
+}  // namespace phalanx

@@ -1,0 +1,92 @@
+// One call that has been handed over, from then until it has ended: what whoever waits for it holds in hand.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "call.hpp"
+#include "completions.hpp"
+#include "float_mode.hpp"
+
+namespace phalanx {
+
+// What became of a call; _native.py names the values.
+enum class Result : int {
+  finished = 0,
+  failed = 1,      // Group::failure() says how
+  was_broken = 2,  // by an earlier failure
+  forked = 3,
+  nested = 4,
+  busy = 5,
+  left = 6,
+  no_memory = 7,
+  pending = 8,
+  no_space = 9,
+  not_writable = 10,
+};
+
+class Ticket {
+ public:
+  Ticket() = default;
+  virtual ~Ticket() = default;
+  Ticket(const Ticket&) = delete;
+  Ticket& operator=(const Ticket&) = delete;
+
+  // From any thread. What the call wrote is visible to whoever sees that it has ended.
+  Result result() const noexcept { return result_.load(std::memory_order_acquire); }
+  bool pending() const noexcept { return result() == Result::pending; }
+  // The token goes to the completions when the call ends. False: it has ended already, and it does not.
+  bool notify(std::uint64_t token) noexcept {
+    std::uint64_t nobody = kNobody;
+    return token_.compare_exchange_strong(nobody, token, std::memory_order_acq_rel);
+  }
+
+  // By whoever holds the lane.
+  void end(Result result) noexcept {
+    result_.store(result, std::memory_order_release);
+    const std::uint64_t token = token_.exchange(kEnded, std::memory_order_acq_rel);
+    if (token != kNobody) completions().push(token);
+  }
+
+  Clock::time_point deadline = Clock::time_point::max();
+  std::atomic<std::uint64_t> seq{0};  // 0 until it is known
+  std::atomic<int> source{-1};        // of a message that was received
+
+ protected:
+  // For a ticket that is used again.
+  void reopen() noexcept {
+    result_.store(Result::pending, std::memory_order_relaxed);
+    token_.store(kNobody, std::memory_order_relaxed);
+    seq.store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr std::uint64_t kNobody = 0;
+  static constexpr std::uint64_t kEnded = ~std::uint64_t{0};
+  std::atomic<Result> result_{Result::pending};
+  std::atomic<std::uint64_t> token_{kNobody};
+};
+
+// One side of a collective.
+class CallTicket : public Ticket {
+ public:
+  using Ticket::reopen;
+  Request request;
+  FloatMode float_mode;
+};
+
+// One side of a message.
+class MessageTicket : public Ticket {
+ public:
+  bool sends = false;
+  int peer = -1;  // kAnySource for a receive from whoever comes first
+  std::uint32_t tag = 0;
+  std::uint32_t layout = 0;
+  DType dtype = DType::bytes;
+  std::int64_t count = 0;
+  Piece data{nullptr, 0};
+};
+
+inline constexpr int kAnySource = -1;
+
+}  // namespace phalanx

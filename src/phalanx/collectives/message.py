@@ -1,0 +1,60 @@
+"""send and recv: one rank gets another's tensor. Messages of one sender and tag arrive in order.
+
+A message is no Call: it has two sides only, and nothing about it is compared across the group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from phalanx.collectives.checks import check_tensor, fail
+from phalanx.types import GroupInfo
+
+__all__ = ["ANY_SOURCE", "check", "meaning"]
+
+# Receive from whoever comes first.
+ANY_SOURCE = -1
+_MOST_TAG = 2**31 - 1
+
+
+def check(info: GroupInfo, op: str, tensor: Any, peer: int, tag: int) -> None:
+    """Raises where this rank's side of a message is wrong. `peer` is ANY_SOURCE for a receive from anybody."""
+    check_tensor(info, op, "tensor", tensor, written=op == "recv")
+    if not isinstance(peer, int) or not 0 <= peer < info.size or peer == info.rank:
+        _check_peer(info, op, peer)
+    if not isinstance(tag, int) or not 0 <= tag <= _MOST_TAG:
+        fail(
+            info,
+            op,
+            "TAG",
+            f"expected a tag between 0 and {_MOST_TAG}, got {tag!r}",
+            "number the kinds of messages from 0",
+        )
+
+
+def meaning(sent: Tensor, received: Tensor) -> None:
+    received.copy_(sent.view(received.shape))
+
+
+def _check_peer(info: GroupInfo, op: str, peer: Any) -> None:
+    if op == "recv" and peer == ANY_SOURCE and info.size > 1:
+        return
+    if info.size == 1:
+        fail(info, op, "PEER", "expected a group of several ranks, got one of a single rank", "copy the tensor")
+    if peer == info.rank:
+        fail(
+            info,
+            op,
+            "PEER",
+            f"expected another rank than this one, got {peer}",
+            "copy the tensor; a rank does not send to itself",
+        )
+    fail(
+        info,
+        op,
+        "PEER",
+        f"expected a peer between 0 and {info.size - 1}, got {peer!r}",
+        "give the peer as a rank within this group (dist.get_group_rank turns a global rank into one)",
+    )

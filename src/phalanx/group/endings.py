@@ -1,0 +1,106 @@
+"""How a process ends, for the groups it is in: they are left in order, and peers are told of the exception that was to
+blame.
+
+The first exception that nobody caught becomes the rank's last words: seen in sys.excepthook and threading.excepthook,
+in a group that is closed while an exception is on its way (`finally: destroy_process_group()`), and in the exit of a
+child of multiprocessing, which calls neither hook.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing.util
+import os
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from phalanx.group import keeper
+from phalanx.transports.base import Transport
+
+__all__ = ["enter", "last_words", "leave"]
+
+_MOST_CHARACTERS = 900
+_FRAMEWORKS = (f"{os.sep}torch{os.sep}", f"{os.sep}phalanx{os.sep}", f"{os.sep}multiprocessing{os.sep}")
+
+# The groups this process is in.
+_transports: weakref.WeakSet[Transport] = weakref.WeakSet()
+_hooked = False
+_process_with_finalizer = 0
+
+
+def enter(transport: Transport) -> None:
+    """This process is in a group."""
+    _transports.add(transport)
+    _install()
+
+
+def leave(transport: Transport) -> None:
+    """The group is closed on this rank. With the last one the process has no thread of ours any more."""
+    exception = sys.exception()
+    if exception is not None:
+        transport.say_last_words(last_words(exception))
+    transport.close()
+    _transports.discard(transport)
+    if not _transports:
+        keeper.stop()
+
+
+def last_words(exception: BaseException) -> str:
+    """Class, message and place of the exception that began it all."""
+    # A process that exits because of an exception, as those of torch.multiprocessing do, has both.
+    while isinstance(exception, SystemExit) and exception.__context__ is not None:
+        exception = exception.__context__
+    text = "".join(traceback.format_exception_only(exception)).strip()
+    frames = traceback.extract_tb(exception.__traceback__)
+    own = [frame for frame in frames if not any(part in frame.filename for part in _FRAMEWORKS)] or frames
+    where = f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name})" if own else ""
+    return text[:_MOST_CHARACTERS] + where
+
+
+def _tell(exception: BaseException | None) -> None:
+    if exception is None or (isinstance(exception, SystemExit) and exception.__context__ is None):
+        return
+    words = last_words(exception)
+    for transport in list(_transports):
+        transport.say_last_words(words)
+
+
+def _exit() -> None:
+    """The process ends: leaves what is left."""
+    _tell(sys.exception())
+    for transport in list(_transports):
+        transport.close(exiting=True)
+
+
+def _install() -> None:
+    global _hooked, _process_with_finalizer
+    if not _hooked:
+        _hooked = True
+        sys.excepthook = _telling(sys.excepthook)
+        threading.excepthook = _telling_of_threads(threading.excepthook)
+        atexit.register(_exit)
+    if _process_with_finalizer != os.getpid():
+        # Forgotten in children; and a forked one ends without atexit.
+        _process_with_finalizer = os.getpid()
+        multiprocessing.util.Finalize(None, _exit, exitpriority=100)
+
+
+def _telling(before: Callable[..., Any]) -> Callable[..., Any]:
+    def excepthook(kind: type[BaseException], exception: BaseException, trace: TracebackType | None) -> Any:
+        _tell(exception)
+        return before(kind, exception, trace)
+
+    return excepthook
+
+
+def _telling_of_threads(before: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def excepthook(arguments: threading.ExceptHookArgs) -> Any:
+        _tell(arguments.exc_value)
+        return before(arguments)
+
+    return excepthook
