@@ -31,7 +31,16 @@ def shared_files() -> set[str]:
 
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "phalanx", "phalanx.group.process_group"])
+_context.set_forkserver_preload(
+    [
+        "pytest",
+        "torch",
+        "torch._dynamo",
+        "torch.distributed",
+        "phalanx",
+        "phalanx.group.process_group",
+    ]
+)
 
 
 @dataclass

@@ -227,8 +227,8 @@ nb::object start_with(Group& group, const Arguments& arguments, Fill&& fill_bloc
   const Result refused = prepare(group, *ticket, arguments, fill_blocks);
   if (refused != Result::finished) return nb::int_(static_cast<int>(refused));
   const Request& request = ticket->request;
-  const bool is_short = std::max(request.in.largest(), request.out.largest()) <=
-                        group.segment().header().tuning.one_shot_bytes;
+  const bool is_short =
+      std::max(request.in.largest(), request.out.largest()) <= group.segment().header().tuning.one_shot_bytes;
   {
     WithoutGil without;
     group.calls().submit(ticket, is_short);
@@ -315,7 +315,12 @@ int wait(const Pending& pending, double timeout) {
   }
 }
 
-std::vector<std::uint64_t> next_completions() {
+std::vector<int> missing(const Pending& pending) {
+  WithoutGil without;
+  return pending.lane->missing_for(*pending.ticket);
+}
+
+std::uint64_t next_completion() {
   WithoutGil without;
   return completions().next();
 }
@@ -325,13 +330,14 @@ std::vector<std::uint64_t> next_completions() {
 void bind_calls(nb::module_& module, nb::class_<Group>& group) {
   nb::class_<Pending>(module, "Pending")
       .def("wait", &wait)
+      .def("missing", &missing)
       .def("notify", [](const Pending& pending, std::uint64_t token) { return pending.ticket->notify(token); })
       .def_prop_ro("result", [](const Pending& pending) { return static_cast<int>(pending.ticket->result()); })
       .def_prop_ro("seq", [](const Pending& pending) { return pending.ticket->seq.load(std::memory_order_relaxed); })
       .def_prop_ro("source",
                    [](const Pending& pending) { return pending.ticket->source.load(std::memory_order_relaxed); });
-  module.def("next_completions", &next_completions);
-  module.def("close_completions", [] { completions().close(); });
+  module.def("next_completion", &next_completion);
+  module.def("close_completions", [](bool closed) { completions().set_closed(closed); });
 
   group.def("run", &with_lists<kRun>)
       .def("run_single", &with_one<kRun>)

@@ -28,6 +28,10 @@ class CallQueue : public Lane {
  protected:
   bool advance() override;
   void check() override;
+  // A call that has not begun waits for those whom the one before it waits for.
+  std::vector<int> missing(const Ticket&) const override {
+    return current_ ? member_->lines.missing(call_.blocked_on()) : std::vector<int>();
+  }
   News wait_for_news(Clock::time_point until) override;
   std::optional<Bell> arm() override { return member_->lines.arm(call_.blocked_on()); }
   void disarm() override { member_->lines.disarm(); }
@@ -44,7 +48,7 @@ class CallQueue : public Lane {
   Call call_;
   std::shared_ptr<CallTicket> current_;  // the one that call_ carries out
 
-  std::mutex mutex_;  // of the queue
+  std::mutex mutex_;                               // of the queue
   std::deque<std::shared_ptr<CallTicket>> queue_;  // those that have not begun
   std::atomic<std::uint64_t> seq_{0};
 };

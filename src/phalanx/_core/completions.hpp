@@ -3,9 +3,8 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <mutex>
-#include <utility>
-#include <vector>
 
 namespace phalanx {
 
@@ -16,24 +15,25 @@ class Completions {
     tokens_.push_back(token);
     came_.notify_one();
   }
-  // Waits for tokens; none when close() ended the wait.
-  std::vector<std::uint64_t> next() {
+  // Waits for a token. 0: there is none left, and none is waited for while it is closed.
+  std::uint64_t next() {
     std::unique_lock lock(mutex_);
     came_.wait(lock, [&] { return !tokens_.empty() || closed_; });
-    closed_ = closed_ && !tokens_.empty();
-    return std::exchange(tokens_, {});
+    if (tokens_.empty()) return 0;
+    const std::uint64_t token = tokens_.front();
+    tokens_.pop_front();
+    return token;
   }
-  // Ends one wait, this or the next, when all tokens have been given out.
-  void close() {
+  void set_closed(bool closed) {
     const std::lock_guard lock(mutex_);
-    closed_ = true;
-    came_.notify_all();
+    closed_ = closed;
+    if (closed) came_.notify_all();
   }
 
  private:
   std::mutex mutex_;
   std::condition_variable came_;
-  std::vector<std::uint64_t> tokens_;
+  std::deque<std::uint64_t> tokens_;
   bool closed_ = false;
 };
 

@@ -83,6 +83,14 @@ bool Lane::tend(std::vector<Bell>& bells) {
   return more;
 }
 
+std::vector<int> Lane::missing_for(const Ticket& ticket) {
+  std::vector<int> peers;
+  if (!acquire(Clock::now() + kLongestSweep)) return peers;
+  if (ticket.pending()) peers = missing(ticket);
+  release();
+  return peers;
+}
+
 void Lane::sweep() {
   wake_holder();
   if (!acquire(Clock::now() + kLongestSweep)) return;

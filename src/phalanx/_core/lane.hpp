@@ -26,10 +26,12 @@ class Lane {
   Result wait(const Ticket& ticket, Clock::time_point until);
   // Takes back a call that has not begun, which ends it (busy). False: it has begun.
   virtual bool withdraw(const Ticket&) { return false; }
+  // The peers that the ticket's call waits for; none where that can't be said at the moment.
+  std::vector<int> missing_for(const Ticket& ticket);
   bool idle() const noexcept { return pending_.load(std::memory_order_seq_cst) == 0; }
 
-  // For the progress thread: does what can be done without waiting. True: there is more to do at once. Otherwise `bells`
-  // gets what to sleep on, unless another thread holds the lane.
+  // For the progress thread: does what can be done without waiting. True: there is more to do at once. Otherwise
+  // `bells` gets what to sleep on, unless another thread holds the lane.
   bool tend(std::vector<Bell>& bells);
   // Ends what is pending, as far as this rank's group says that it must, unless another thread does within a second.
   void sweep();
@@ -41,6 +43,7 @@ class Lane {
   virtual bool advance() = 0;
   // Ends the calls that can't be carried out any more, once advance() has nothing to do.
   virtual void check() = 0;
+  virtual std::vector<int> missing(const Ticket& ticket) const = 0;
   enum class News { some, none, interrupted };
   // Waits for something to do: a while on the CPU, then asleep, 50 ms at most.
   virtual News wait_for_news(Clock::time_point until) = 0;

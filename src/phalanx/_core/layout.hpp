@@ -88,9 +88,9 @@ struct Failure {
   std::int32_t peer;  // the other side of a mismatch; the rank that left or died
   std::uint32_t num_missing;
   std::uint64_t seq;
-  Op op;                     // what the finder was doing
-  Leaving leaving;           // how the peer left
-  std::int32_t status;       // how the peer's process ended, as waitpid gives it; kUnknownStatus where nobody can tell
+  Op op;                // what the finder was doing
+  Leaving leaving;      // how the peer left
+  std::int32_t status;  // how the peer's process ended, as waitpid gives it; kUnknownStatus where nobody can tell
   Misfit misfit;
   std::int32_t missing[32];  // the first of them
   char text[256];
@@ -98,12 +98,12 @@ struct Failure {
 
 // Choices that all ranks must make alike, made once by the creator.
 struct Tuning {
-  std::uint64_t slot_bytes;      // capacity of a staging slot
-  std::uint64_t chunk_bytes;     // bytes of a slot that a tick of a long call uses
-  std::uint64_t one_shot_bytes;  // an all_reduce up to this size takes one tick in which every rank reduces all
+  std::uint64_t slot_bytes;           // capacity of a staging slot
+  std::uint64_t chunk_bytes;          // bytes of a slot that a tick of a long call uses
+  std::uint64_t one_shot_bytes;       // an all_reduce up to this size takes one tick in which every rank reduces all
   std::uint64_t message_chunk_bytes;  // capacity of a chunk of a channel
-  std::uint32_t crowded;         // more ranks than CPUs: a waiter lends its CPU instead of spinning
-  std::uint32_t spin_us;         // how long a waiter spins or lends before it sleeps
+  std::uint32_t crowded;              // more ranks than CPUs: a waiter lends its CPU instead of spinning
+  std::uint32_t spin_us;              // how long a waiter spins or lends before it sleeps
 };
 
 struct Header {

@@ -1,10 +1,10 @@
 // Point to point: the messages of one rank in one group.
 //
 // From each rank to each other leads a channel. The sender announces a message by an envelope; a short one travels in
-// it and the send is done. A long one waits until the receiver, which knows which receive it belongs to, grants it; then
-// it is streamed through the channel's chunks, one granted message after another. So messages are matched by tag in
-// whatever order receives are made, none waits behind one that nobody wants yet, and nothing is ever kept twice but short
-// messages whose receive has not been made. Order is kept by (sender, tag), since envelopes are read in order.
+// it and the send is done. A long one waits until the receiver, which knows which receive it belongs to, grants it;
+// then it is streamed through the channel's chunks, one granted message after another. So messages are matched by tag
+// in whatever order receives are made, none waits behind one that nobody wants yet, and nothing is ever kept twice but
+// short messages whose receive has not been made. Order is kept by (sender, tag), since envelopes are read in order.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +32,9 @@ class Messages : public Lane {
  protected:
   bool advance() override;
   void check() override;
+  std::vector<int> missing(const Ticket& ticket) const override {
+    return peers_of(static_cast<const MessageTicket&>(ticket));
+  }
   News wait_for_news(Clock::time_point until) override;
   std::optional<Bell> arm() override;
   void disarm() override;
@@ -51,7 +54,7 @@ class Messages : public Lane {
   };
   struct Outgoing {
     bool reserved = false;
-    std::deque<TicketPtr> waiting;              // not announced yet
+    std::deque<TicketPtr> waiting;               // not announced yet
     std::map<std::uint64_t, TicketPtr> offered;  // announced, not granted yet, by number
     std::deque<Stream> streams;                  // granted
     std::uint64_t announced = 0;
@@ -99,7 +102,7 @@ class Messages : public Lane {
   std::vector<Incoming> in_;
   std::list<TicketPtr> posted_;  // receives without a message, in the order in which they were made
   std::uint64_t num_posted_any_ = 0;
-  int first_source_ = 0;  // where the search for a message from anybody begins
+  int first_source_ = 0;                                  // where the search for a message from anybody begins
   Clock::time_point soonest_ = Clock::time_point::max();  // no deadline comes before
 
   std::mutex mutex_;  // of what follows

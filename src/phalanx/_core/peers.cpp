@@ -23,9 +23,9 @@ namespace {
 
 // Fields of /proc/<pid>/stat, numbered as proc(5) does.
 struct Stat {
-  char state;            // 3
-  std::uint64_t start;   // 22
-  std::int32_t status;   // 52
+  char state;           // 3
+  std::uint64_t start;  // 22
+  std::int32_t status;  // 52
 };
 
 std::optional<Stat> read_stat(pid_t pid) {

@@ -1,7 +1,7 @@
 // The thread that carries on with calls nobody waits for. One a process, started when it is first needed.
 //
-// It holds a lane only while there is something to do in it, sleeps until a bell of any lane rings, and never spins: the
-// CPUs belong to the program.
+// It holds a lane only while there is something to do in it, sleeps until a bell of any lane rings, and never spins:
+// the CPUs belong to the program.
 #pragma once
 
 #include <atomic>

@@ -17,11 +17,7 @@ constexpr std::size_t index(Counter counter) { return static_cast<std::size_t>(c
 }  // namespace
 
 Lines::Lines(const Segment& segment, int rank)
-    : segment_(segment),
-      header_(segment.header()),
-      rank_(rank),
-      size_(segment.size()),
-      patience_(header_.tuning) {
+    : segment_(segment), header_(segment.header()), rank_(rank), size_(segment.size()), patience_(header_.tuning) {
   for (auto& seen : seen_) seen.resize(static_cast<std::size_t>(size_), 0);
 }
 
@@ -105,8 +101,8 @@ bool Lines::shares_cpu(const Condition& condition) const noexcept {
 }
 
 WaitResult Lines::wait(const Condition& condition, Clock::time_point until) noexcept {
-  const bool came = patience_.spin(
-      until, [&] { return shares_cpu(condition); }, [&] { return reached(condition) || failed(); });
+  const bool came =
+      patience_.spin(until, [&] { return shares_cpu(condition); }, [&] { return reached(condition) || failed(); });
   if (came) {
     const WaitResult result = look(condition);
     if (result != WaitResult::expired) return result;
@@ -163,7 +159,8 @@ int Lines::first_gone(const Condition& condition) const noexcept {
       return segment_.control(peer).counters[index(condition.counter)].load(std::memory_order_seq_cst);
     };
     // The second look comes after the peer is known to be gone: it may have taken its last step just before.
-    if (found < 0 && value() < condition.value && gone(peer, GaveUp::calls, ask) && value() < condition.value) found = peer;
+    if (found < 0 && value() < condition.value && gone(peer, GaveUp::calls, ask) && value() < condition.value)
+      found = peer;
     return condition.value;  // go on to the next peer
   });
   return found;

@@ -33,9 +33,7 @@ class Group:
         endings.enter(transport)
 
     @classmethod
-    def join(
-        cls, store: Store, info: GroupInfo, timeout: float, known: Mapping[int, Identity] | None = None
-    ) -> Group:
+    def join(cls, store: Store, info: GroupInfo, timeout: float, known: Mapping[int, Identity] | None = None) -> Group:
         """Meets the other ranks of the group through the store. `known` tells who some of them are."""
         transport = join(store, info, timeout, known)
         return cls(transport, info, timeout, transport.identities)

@@ -1,16 +1,19 @@
 """Hears of calls that have ended while nobody waits for them.
 
-One Python thread a process, started when it is first needed. It completes futures, which runs whatever was chained to
-them, and keeps the memory of calls whose Work was dropped until they are done with it. The native progress thread only
-puts a number into a queue for it, so that this one may be as slow as the callbacks are.
+Python threads, started when they are first needed. They complete futures, which runs whatever was chained to them, and
+keep the memory of calls whose Work was dropped until they are done with it. The native progress thread only puts a
+number into a queue for them, so that they may be as slow as the callbacks are. While one runs a callback another waits
+for the next call to end: a callback may wait for the future of another call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 
 from phalanx import _native
@@ -19,63 +22,86 @@ from phalanx.transports.base import Pending
 __all__ = ["keep", "stop"]
 
 _logger = logging.getLogger("phalanx")
+_NAME = "phalanx-keeper"
 # Seconds that `stop` gives to callbacks that are running.
 _PATIENCE = 1.0
 
 _tokens = itertools.count(1)
 _kept: dict[int, Callable[[], None]] = {}
-_lock = threading.Lock()
-_thread: threading.Thread | None = None
+
+
+class _Crew:
+    """How many of the threads have nothing to do. Each counts itself: whoever starts one may be interrupted."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.idle = 0
+
+
+_crew = _Crew()
 
 
 def keep(pending: Pending, on_end: Callable[[], None]) -> None:
-    """Calls `on_end` when the call has ended: at once if it has, else in the thread. Keeps all that it refers to."""
+    """Calls `on_end` when the call has ended: at once if it has, else in a thread. Keeps all that it refers to."""
     token = next(_tokens)
     _kept[token] = on_end
     if pending.notify(token):
-        _ensure_thread()
+        _ensure_idle()
     else:
         del _kept[token]
         on_end()
 
 
 def stop() -> None:
-    """Ends the thread when it has done what is there to do. It starts again when it is needed."""
-    global _thread
-    with _lock:
-        thread, _thread = _thread, None
-        if thread is None:
-            return
-        _native.close_completions()
-    if thread is not threading.current_thread():
-        thread.join(_PATIENCE)
-
-
-def _ensure_thread() -> None:
-    global _thread
-    if _thread is not None:
+    """Ends the threads when they have done what is there to do. They start again when they are needed."""
+    if not _threads():
         return
-    with _lock:
-        if _thread is None:
-            thread = threading.Thread(target=_run, name="phalanx-keeper", daemon=True)
-            thread.start()
-            _thread = thread
+    _native.close_completions(True)
+    deadline = time.monotonic() + _PATIENCE
+    while (threads := _threads()) and time.monotonic() < deadline:
+        # One that is about to start can't be joined yet.
+        with contextlib.suppress(RuntimeError):
+            threads[0].join(max(0.0, deadline - time.monotonic()))
+        time.sleep(0)
+    _native.close_completions(False)
+
+
+def _threads() -> list[threading.Thread]:
+    here = threading.current_thread()
+    return [thread for thread in threading.enumerate() if thread.name == _NAME and thread is not here]
+
+
+def _ensure_idle() -> None:
+    if _crew.idle == 0:
+        threading.Thread(target=_run, name=_NAME, daemon=True).start()
 
 
 def _run() -> None:
-    while tokens := _native.next_completions():
-        for token in tokens:
-            try:
-                _kept.pop(token)()
-            except Exception:
-                _logger.exception("what was to follow the end of a call failed")
+    crew = _crew
+    with crew.lock:
+        crew.idle += 1
+    while token := _native.next_completion():
+        on_end = _kept.pop(token)
+        with crew.lock:
+            crew.idle -= 1
+        if _kept:
+            _ensure_idle()
+        try:
+            on_end()
+        except Exception:
+            _logger.exception("what was to follow the end of a call failed")
+        # What it refers to is not to wait for the next one.
+        del on_end
+        with crew.lock:
+            crew.idle += 1
+    with crew.lock:
+        crew.idle -= 1
 
 
 def _forget_after_fork() -> None:
-    global _lock, _thread
+    global _crew
     _kept.clear()
-    _lock = threading.Lock()
-    _thread = None
+    _crew = _Crew()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

@@ -10,6 +10,7 @@ own, old ones and new ones: a name that were missing would fall to C++ and fail 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -33,7 +34,7 @@ from phalanx.collectives import (
 from phalanx.errors import GroupError, InvalidCall
 from phalanx.group.group import DEFAULT_TIMEOUT, Group
 from phalanx.group.spellings import given, only, only_list, reduction_of, root_of, timeout_of
-from phalanx.group.torch_compat import GroupName, at_end_of_backward, in_backward, seconds_of
+from phalanx.group.torch_compat import GroupName, at_end_of_backward, in_backward, in_final_callback, seconds_of
 from phalanx.group.work import Work, Works
 from phalanx.transports.base import Pending
 from phalanx.transports.rendezvous import Identity
@@ -42,6 +43,7 @@ from phalanx.types import Call, GroupInfo, Store
 Tensor = torch.Tensor
 _CPU = torch.device("cpu")
 _DONE = Work([])
+_NUM_REMEMBERED = 16
 
 
 class ProcessGroup(TorchProcessGroup):
@@ -82,6 +84,9 @@ class ProcessGroup(TorchProcessGroup):
         self._desc = "undefined"
         # The works of the coalescing manager that is open, if one is.
         self._coalesced: list[TorchWork] | None = None
+        # C++ calls the methods of a Work as long as its Python object lives, which DDP's Join drops too early: that of
+        # an all_reduce of one number.
+        self._recent: deque[Work] = deque(maxlen=_NUM_REMEMBERED)
 
     # What the group is and how it ends.
 
@@ -170,10 +175,11 @@ class ProcessGroup(TorchProcessGroup):
         return self._work(results, self._group.start(call, seconds_of(timeout)))
 
     def _work(self, results: list[Tensor], pending: Pending | None) -> Work:
-        work = Work(results, pending, self._info)
+        work = Work(results, pending)
         if pending is not None and in_backward():
-            # DDP waits for futures without looking at signals, and would lose the class of an exception.
-            at_end_of_backward(work.wait)
+            # DDP waits for futures without looking at signals, and would lose the class of an exception: it is to find
+            # them completed. In a final callback of the engine it would do so before anything queued now.
+            work.wait() if in_final_callback() else at_end_of_backward(work.wait)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -195,7 +201,10 @@ class ProcessGroup(TorchProcessGroup):
                 self._group.all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
                 return _DONE
             pending = self._group.start_all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
-            return self._work([tensor], pending)
+            work = self._work([tensor], pending)
+            if tensor.numel() == 1:
+                self._recent.append(work)
+            return work
         try:
             call = all_reduce.build(self._info, tensor, reduce_op, factor)
         except InvalidCall as error:
@@ -421,16 +430,14 @@ class ProcessGroup(TorchProcessGroup):
         # ANY_SOURCE is a word of ours: torch has a method of its own for it.
         return self._message("recv", given(tensors, tensor), None if src == message.ANY_SOURCE else src, tag, timeout)
 
-    def recv_anysource(
-        self, tensors: list[Tensor] | Tensor, tag: int = 0, timeout: timedelta | None = None
-    ) -> Work:
+    def recv_anysource(self, tensors: list[Tensor] | Tensor, tag: int = 0, timeout: timedelta | None = None) -> Work:
         return self._message("recv", tensors, message.ANY_SOURCE, tag, timeout)
 
     def _message(self, op: str, tensors: Any, peer: Any, tag: int, timeout: timedelta | None) -> Work:
         tensor = only(self._info, op, tensors)
         message.check(self._info, op, tensor, peer, tag)
         pending = self._group.start_message(op == "send", tensor, peer, tag, seconds_of(timeout))
-        work = Work([tensor], pending, self._info, peer)
+        work = Work([tensor], pending, peer)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

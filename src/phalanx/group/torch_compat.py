@@ -12,7 +12,15 @@ from torch.autograd import Variable
 from torch.distributed import GroupMember
 from torch.distributed.distributed_c10d import GroupName
 
-__all__ = ["GroupName", "at_end_of_backward", "default_group", "in_backward", "reduce_op_of", "seconds_of"]
+__all__ = [
+    "GroupName",
+    "at_end_of_backward",
+    "default_group",
+    "in_backward",
+    "in_final_callback",
+    "reduce_op_of",
+    "seconds_of",
+]
 
 _KINDS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.BXOR)
 _REDUCE_OP_CLASSES = (ReduceOp, ReduceOp.RedOpType)
@@ -40,9 +48,14 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def in_final_callback() -> bool:
+    """Whether the backward pass under way is through, and the engine calls what was queued for its end."""
+    return torch._C._current_autograd_node() is None
+
+
 def at_end_of_backward(callback: Callable[[], Any]) -> None:
     """Has the autograd engine call it when the backward pass under way is through, before those queued later."""
-    Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
+    Variable._execution_engine.queue_callback(callback)
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:

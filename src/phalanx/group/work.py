@@ -12,10 +12,9 @@ import torch
 from torch.distributed import Work as TorchWork
 from torch.futures import Future, collect_all
 
-from phalanx.errors import CallTimeout, PhalanxError
+from phalanx.errors import PhalanxError
 from phalanx.group import keeper
 from phalanx.transports.base import Pending
-from phalanx.types import GroupInfo
 
 __all__ = ["Work", "Works"]
 
@@ -32,13 +31,10 @@ class Work(TorchWork):
     call in good hands (keeper.py).
     """
 
-    def __init__(
-        self, tensors: _Tensors, pending: Pending | None = None, info: GroupInfo | None = None, source: int = -1
-    ) -> None:
+    def __init__(self, tensors: _Tensors, pending: Pending | None = None, source: int = -1) -> None:
         super().__init__()
         self._tensors = tensors
         self._pending = pending
-        self._info = info
         self._source = source
         self._promise: Future[Any] | None = None
         self._future: Future[Any] | None = None
@@ -50,7 +46,7 @@ class Work(TorchWork):
         # torch passes zero, or less, for "no timeout given".
         seconds = timeout.total_seconds() if timeout > _ZERO else None
         if not pending.wait(seconds):
-            raise self._still_under_way(seconds)
+            raise pending.explain_waiting(seconds or 0.0)
         self._settle()
         pending.settle()
         return True
@@ -105,15 +101,6 @@ class Work(TorchWork):
         error = self.exception()
         if promise is not None:
             promise.set_result(self._tensors if error is None else _Failed(error))
-
-    def _still_under_way(self, seconds: float | None) -> CallTimeout:
-        info = self._info
-        return CallTimeout(
-            f"the call has not ended after a wait of {seconds:g} s; it is still under way",
-            group=info.name if info else None,
-            rank=info.rank if info else None,
-            hint="wait again, or for longer; the group's own timeout ends calls whose peers do not come",
-        )
 
     def __del__(self) -> None:
         pending = self._pending

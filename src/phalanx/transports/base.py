@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from phalanx.errors import CallTimeout
 from phalanx.types import Call
 
 
@@ -22,6 +23,9 @@ class Pending(Protocol):
 
     def wait(self, timeout: float | None) -> bool:
         """Waits until the call has ended; False where the timeout came first. Raises KeyboardInterrupt and the like."""
+
+    def explain_waiting(self, seconds: float) -> CallTimeout:
+        """The error for a wait that was given up while the call goes on."""
 
     def settle(self) -> None:
         """Does what remains to be done once the call has ended. Raises what made it fail; the same each time."""
@@ -53,9 +57,7 @@ class Transport(Protocol):
     ) -> Pending | None:
         """`start` likewise."""
 
-    def start_message(
-        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float
-    ) -> Pending | None:
+    def start_message(self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float) -> Pending | None:
         """Sends the tensor to the peer, or receives it from the peer (ANY_SOURCE: from whoever comes first).
 
         None: it has finished already, which a receive from anybody never says.

@@ -125,6 +125,21 @@ def explain(
     )
 
 
+def still_under_way(info: GroupInfo, op: str, seq: int, seconds: float, missing: Sequence[int]) -> CallTimeout:
+    """A wait was given up, the call was not."""
+    message = f"gave up waiting after {seconds:g} s"
+    if missing:
+        message += f": {_ranks(missing, len(missing))} did not come"
+    return CallTimeout(
+        f"{message}; the call is still under way",
+        group=info.name,
+        rank=info.rank,
+        op=op,
+        seq=seq,
+        hint="wait again, or for longer; the group's own timeout ends calls whose peers do not come",
+    )
+
+
 def lost_while_joining(info: GroupInfo, peer: int, status: int) -> PeerLost:
     """A peer died before the group was made."""
     error = PeerLost(

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from phalanx import _native
-from phalanx.errors import PhalanxError
+from phalanx.errors import CallTimeout, PhalanxError
 from phalanx.transports import failures
 from phalanx.transports.spans import (
     IN_PLACE_OPS,
@@ -132,6 +132,8 @@ class ShmTransport:
         if started == _native.FINISHED:
             if copies:
                 copy_back(copies)
+            if self._copying and call.op == "barrier":
+                self.settle_copies()
             return None
         return self._pending(started, call.op, timeout, (call, kept), copies)
 
@@ -255,6 +257,9 @@ class ShmPending:
 
     def wait(self, timeout: float | None) -> bool:
         return self._native.wait(_FOREVER if timeout is None else timeout) != _native.PENDING
+
+    def explain_waiting(self, seconds: float) -> CallTimeout:
+        return failures.still_under_way(self._info, self._op, self._native.seq, seconds, self._native.missing())
 
     def settle(self) -> None:
         self.finish()

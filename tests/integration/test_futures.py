@@ -1,0 +1,501 @@
+"""Calls in flight: works and their futures, calls on many groups and threads, and how calls end that nobody waits for.
+
+Where a test has to be sure that a call is in flight, a peer holds back until it is told through a store.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Here, values
+from torch import Tensor
+from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.futures import Future, collect_all, wait_all
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import phalanx
+
+_SOON = timedelta(seconds=20)
+
+
+class _Gate:
+    """Lets a peer wait until this rank says that it has come to a point."""
+
+    def __init__(self, here: Here) -> None:
+        self._store = here.store("gate")
+
+    def open(self, name: str) -> None:
+        self._store.set(name, "")
+
+    def wait(self, *names: str) -> None:
+        self._store.wait(list(names), _SOON)
+
+
+def _poll(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.001)
+
+
+def _full(*shape: int, value: float) -> Tensor:
+    return torch.full(shape, value, dtype=torch.float32)
+
+
+def _ops(rank: int) -> list[tuple[str, list[Tensor], list[float], Callable[[list[Tensor]], Any]]]:
+    """Of each op, for three ranks with 1 as root: outputs, what they must hold five times each, how to start it."""
+    root, go = rank == 1, {"async_op": True}
+
+    def own() -> Tensor:
+        return _full(5, value=rank + 1)
+
+    def blocks() -> list[Tensor]:
+        return [_full(5, value=10 * rank + i) for i in range(3)]
+
+    def block() -> Tensor:
+        return torch.cat(blocks())
+
+    def three() -> list[Tensor]:
+        return [torch.zeros(5) for _ in range(3)]
+
+    ranks, part, parts = [1.0, 2.0, 3.0], [30.0 + 3 * rank], [0.0 + rank, 10.0 + rank, 20.0 + rank]
+    rooted: tuple[list[Tensor], list[float]] = (three(), ranks) if root else ([], [])
+    return [
+        ("all_reduce", [own()], [6.0], lambda o: dist.all_reduce(o[0], **go)),
+        ("reduce", [own()], [6.0 if root else rank + 1.0], lambda o: dist.reduce(o[0], 1, **go)),
+        ("broadcast", [own()], [2.0], lambda o: dist.broadcast(o[0], 1, **go)),
+        ("all_gather", three(), ranks, lambda o: dist.all_gather(o, own(), **go)),
+        ("all_gather_single", [torch.zeros(15)], ranks, lambda o: dist.all_gather_single(o[0], own(), **go)),
+        ("gather", *rooted, lambda o: dist.gather(own(), o or None, 1, **go)),
+        ("scatter", [own()], [10.0 + rank], lambda o: dist.scatter(o[0], blocks() if root else None, 1, **go)),
+        ("reduce_scatter", [own()], part, lambda o: dist.reduce_scatter(o[0], blocks(), **go)),
+        ("reduce_scatter_single", [own()], part, lambda o: dist.reduce_scatter_single(o[0], block(), **go)),
+        ("all_to_all", three(), parts, lambda o: dist.all_to_all(o, blocks(), **go)),
+        ("all_to_all_single", [torch.zeros(15)], parts, lambda o: dist.all_to_all_single(o[0], block(), **go)),
+        ("barrier", [], [], lambda o: dist.barrier(**go)),
+    ]
+
+
+def _addresses(tensors: list[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def _every_op(here: Here) -> None:
+    """All ops in flight at once, each twice, and every way to wait for them. Their inputs are dropped at once."""
+    here.init()
+    ops = _ops(here.rank) + _ops(here.rank)
+    works = [start(outputs) for _, outputs, _, start in ops]
+    futures = [work.get_future() for work in works]
+    for index in random.Random(here.rank).sample(range(len(ops)), len(ops)):
+        (name, outputs, expected, _), work, future = ops[index], works[index], futures[index]
+        if index % 3 == 0:
+            work.wait()
+        elif index % 3 == 1:
+            future.wait()
+        else:
+            _poll(work.is_completed, f"{name} did not complete by itself")
+        found = [value for tensor in outputs for value in tensor.tolist()]
+        assert found == [value for value in expected for _ in range(5)], name
+        assert _addresses(future.wait()) == _addresses(outputs), name
+        assert _addresses(future.value()) == _addresses(outputs), name
+        # A work that has ended can be asked as often as one likes.
+        assert work.wait() in (None, True)
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+        assert future.done()
+    tensors = [_full(n, value=1.0) for n in (1, 5)]
+    # Of this one torch gives the future only.
+    assert _addresses(dist.all_reduce_coalesced(tensors, async_op=True).wait()) == _addresses(tensors)
+    assert [tensor.sum().item() for tensor in tensors] == [3.0, 15.0]
+    dist.destroy_process_group()
+
+
+def test_every_op_in_flight(tmp_path: Path) -> None:
+    values(_every_op, 3, tmp_path)
+
+
+def _late_peer(here: Here) -> list[float]:
+    """Callbacks and waits that are there before the call can end."""
+    here.init()
+    gate = _Gate(here)
+    if here.rank == 1:
+        gate.wait("attached")
+        for value in (10.0, 20.0, 30.0):
+            dist.all_reduce(_full(4, value=value))
+        return []
+    tensors = [_full(4, value=1.0 + i) for i in range(3)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    assert not any(work.is_completed() for work in works)
+    futures: list[Future[list[Tensor]]] = [work.get_future() for work in works]
+    assert not any(future.done() for future in futures)
+    called = threading.Event()
+    threads = []
+
+    def note(future: Future[list[Tensor]]) -> None:
+        threads.append(threading.current_thread())
+        called.set()
+
+    futures[0].add_done_callback(note)
+    chain = futures[0].then(lambda f: f.value()[0] * 2).then(lambda f: f.wait() + 1)
+    bad = futures[0].then(lambda f: 1 // 0)
+    after_bad = futures[1].then(lambda f: f.value()[0].sum().item())
+    every = collect_all(futures).then(lambda f: sum(part.value()[0][0].item() for part in f.value()))
+    gate.open("attached")
+    assert called.wait(20)
+    assert threads[0] is not threading.main_thread()
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        bad.wait()
+    waited = [part[0][2].item() for part in wait_all(futures)]
+    # The callback of a complete future is called at once.
+    late = futures[2].then(lambda f: f.value()[0][1].item())
+    assert late.done()
+    return [*chain.wait().tolist(), after_bad.wait(), every.wait(), late.wait(), *waited]
+
+
+def test_callbacks_run_when_the_peer_comes(tmp_path: Path) -> None:
+    first, _ = values(_late_peer, 2, tmp_path)
+    assert first == [23.0] * 4 + [88.0, 66.0, 33.0] + [11.0, 22.0, 33.0]
+
+
+def _calls_in_callbacks(here: Here) -> list[float]:
+    """A callback starts a call and waits for it, by its work or its future: comm hooks do so."""
+    here.init()
+    gate = _Gate(here)
+    if here.rank == 1:
+        gate.wait("attached")
+
+    def by_future(future: Future[list[Tensor]]) -> Tensor:
+        return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
+
+    def by_work(future: Future[Tensor]) -> Tensor:
+        dist.all_reduce(future.value(), async_op=True).wait()
+        return future.value()
+
+    def by_sync(future: Future[Tensor]) -> list[float]:
+        dist.all_reduce(future.value())
+        return future.value().tolist()
+
+    future = dist.all_reduce(_full(3, value=here.rank + 1), async_op=True).get_future()
+    last = future.then(by_future).then(by_work).then(by_sync)
+    if here.rank == 0:
+        gate.open("attached")
+    return last.wait()
+
+
+def test_calls_in_callbacks(tmp_path: Path) -> None:
+    assert values(_calls_in_callbacks, 2, tmp_path) == [[24.0] * 3] * 2
+
+
+def _timeouts(here: Here) -> list[str]:
+    here.init()
+    gate = _Gate(here)
+    group = dist.new_group(range(2), group_desc="pair")
+    if here.rank == 1:
+        gate.wait("in flight")
+        dist.all_reduce(torch.ones(2))
+        dist.all_reduce(torch.ones(2))
+        gate.wait("given up")
+        return []
+    work, other = dist.all_reduce(torch.ones(2), async_op=True), dist.all_reduce(torch.ones(2), async_op=True)
+    gate.open("in flight")
+    assert work.wait(_SOON) in (None, True)
+    assert other.wait(timeout=timedelta(0)) in (None, True)
+    # An ended call is not waited for.
+    assert work.wait(timedelta(microseconds=1)) in (None, True)
+    assert [work.get_future().wait()[0].tolist(), other.get_future().wait()[0].tolist()] == [[2.0, 2.0]] * 2
+    missing = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+    with pytest.raises(phalanx.CallTimeout) as caught:
+        missing.wait(timedelta(seconds=0.2))
+    gate.open("given up")
+    return [caught.value.code, str(caught.value)]
+
+
+def test_wait_with_a_timeout(tmp_path: Path) -> None:
+    code, text = values(_timeouts, 2, tmp_path)[0]
+    assert code == "MISSING"
+    assert [part in text for part in ("all_reduce", "group 'pair'", "0.2 s", "rank 1 did not come")] == [True] * 4, text
+
+
+def _failed(here: Here) -> None:
+    """The group's timeout ends calls that nobody waits for; works and futures know of it."""
+    here.init()
+    gate = _Gate(here)
+    group = dist.new_group(range(2), timeout=timedelta(seconds=1))
+    if here.rank == 1:
+        gate.wait("seen")
+        return
+    works = [dist.all_reduce(torch.ones(n), group=group, async_op=True) for n in (1, 10, 100_000)]
+    futures = [work.get_future() for work in works]
+    chains = [future.then(lambda f: f.value()[0].sum()) for future in futures]
+    done = threading.Event()
+    futures[0].add_done_callback(lambda f: done.set())
+    for work in works:
+        _poll(work.is_completed, "a call did not end with its timeout")
+    for work, future, chain in zip(works, futures, chains, strict=True):
+        assert not work.is_success()
+        assert isinstance(work.exception(), phalanx.CallTimeout)
+        with pytest.raises(phalanx.CallTimeout, match="rank 1 did not come"):
+            work.wait()
+        for failed in (future, chain):
+            with pytest.raises(RuntimeError, match="rank 1 did not come"):
+                failed.wait()
+    assert done.wait(20)
+    with pytest.raises(phalanx.CallTimeout, match="the group is broken"):
+        dist.barrier(group=group, async_op=True).wait()
+    gate.open("seen")
+    dist.destroy_process_group()
+
+
+def test_a_failure_reaches_works_and_futures(tmp_path: Path) -> None:
+    values(_failed, 2, tmp_path)
+
+
+def _refused(here: Here) -> float:
+    """Bad arguments raise in the call itself and leave the group as it was, in flight calls included."""
+    here.init()
+    tensor = torch.ones(2)
+    work = dist.all_reduce(tensor, async_op=True)
+    with pytest.raises(phalanx.InvalidCall):
+        dist.all_reduce(torch.ones(2, 2).to_sparse_csr(), async_op=True)
+    with pytest.raises(phalanx.InvalidCall):
+        dist.all_gather_single(torch.empty(3), torch.ones(2), async_op=True)
+    work.wait()
+    with pytest.raises(phalanx.Mismatch):
+        dist.all_reduce(torch.ones(2 + here.rank), async_op=True).wait()
+    return tensor.sum().item()
+
+
+def test_bad_arguments_of_async_calls(tmp_path: Path) -> None:
+    assert values(_refused, 2, tmp_path) == [4.0, 4.0]
+
+
+def _barrier_implies_wait(here: Here, async_op: bool) -> None:
+    """Tensors whose result has to be scattered over their memory once it is there."""
+    here.init()
+    for _ in range(10):
+        bases = [_full(300, 200, value=here.rank + 1) for _ in range(3)]
+        tensors = [bases[0][:, ::2], bases[1].t(), bases[2][::3, 100:]]
+        gathered = [_full(100, 300, value=0).t() for _ in range(2)]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        works.append(dist.all_gather(gathered, bases[0][:, 1::2], async_op=True))
+        barrier = dist.barrier(async_op=async_op)
+        assert barrier is None or barrier.wait() in (None, True)
+        # What of it is done later does not count.
+        found = [tensor.clone() for tensor in (*bases, *gathered)]
+        for tensor, base, count in zip(tensors, found, (30_000, 60_000, 10_000), strict=False):
+            assert (base == 3).sum() == (tensor == 3).sum() == count
+            assert (base == here.rank + 1).sum() == 60_000 - count
+        assert [tensor.unique().tolist() for tensor in found[3:]] == [[1.0], [2.0]]
+        assert all(work.is_success() for work in works)
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_barrier_implies_wait(async_op: bool, tmp_path: Path) -> None:
+    values(_barrier_implies_wait, 2, tmp_path, async_op)
+
+
+def _dropped(here: Here) -> float:
+    """Rank 0 drops works and tensors while the calls are in flight, and uses the memory for other things."""
+    here.init()
+    gate = _Gate(here)
+    # Not of one number: the works of a few all_reduces of those are kept for Join.
+    sizes = [2, 10, 1000, 50_000, 300_000] * 4
+    if here.rank == 1:
+        gate.wait("dropped")
+        for i, size in enumerate(sizes):
+            tensor, outputs = _full(size, value=1000.0), [torch.empty(size) for _ in range(2)]
+            dist.all_reduce(tensor)
+            dist.all_gather(outputs, tensor)
+            assert torch.equal(tensor, _full(size, value=1000.0 + i))
+            assert torch.equal(outputs[0], _full(size, value=-i))
+        return 0.0
+    refs = []
+
+    def start(i: int, size: int) -> None:
+        tensor, outputs = _full(size, value=i), [torch.empty(size) for _ in range(2)]
+        source = _full(size, value=-i)
+        refs.extend(StorageWeakRef(t.untyped_storage()) for t in (tensor, source, *outputs))
+        dist.all_reduce(tensor, async_op=True)
+        work = dist.all_gather(outputs, source, async_op=True)
+        if i % 2:
+            work.get_future().then(lambda f: f.value()[0].sum())
+
+    for i, size in enumerate(sizes):
+        start(i, size)
+    gc.collect()
+    reused = [_full(size, value=12345.0) for size in sizes * 4]
+    gate.open("dropped")
+    _poll(lambda: all(ref.expired() for ref in refs), "tensors of dropped calls are kept for ever")
+    assert all(torch.equal(tensor, _full(tensor.numel(), value=12345.0)) for tensor in reused)
+    return 1.0
+
+
+def test_dropped_works(tmp_path: Path) -> None:
+    assert values(_dropped, 2, tmp_path) == [1.0, 0.0]
+
+
+def _coalesced(here: Here, async_ops: bool, device: bool) -> None:
+    here.init()
+    own = here.rank + 1.0
+    sizes = (1, 7, 70_000)
+    reduced = [_full(n, value=own * n) for n in sizes]
+    gathered, scattered = [torch.empty(2 * n) for n in sizes], [torch.empty(n) for n in sizes]
+    calls: list[tuple[list[Tensor], Callable[[Tensor], Any]]] = [
+        (reduced, dist.all_reduce),
+        (gathered, lambda t: dist.all_gather_single(t, _full(len(t) // 2, value=own))),
+        (scattered, lambda t: dist.reduce_scatter_single(t, torch.arange(2.0).repeat_interleave(len(t)) * own)),
+    ]
+    managers = []
+    for tensors, call in calls:
+        with _coalescing_manager(device=torch.device("cpu") if device else None, async_ops=async_ops) as manager:
+            for tensor in tensors:
+                call(tensor)
+        managers.append(manager)
+    assert [len(manager.works) for manager in managers] == [int(async_ops)] * 3
+    for manager in reversed(managers):
+        manager.wait()
+    assert all(torch.equal(t, _full(len(t), value=3 * len(t))) for t in reduced)
+    assert all(torch.equal(t, torch.tensor([1.0, 2.0]).repeat_interleave(len(t) // 2)) for t in gathered)
+    assert all(torch.equal(t, _full(len(t), value=3 * here.rank)) for t in scattered)
+
+
+@pytest.mark.parametrize("device", [False, True])
+@pytest.mark.parametrize("async_ops", [False, True])
+def test_coalescing_manager(async_ops: bool, device: bool, tmp_path: Path) -> None:
+    values(_coalesced, 2, tmp_path, async_ops, device)
+
+
+def _crossed(here: Here, size: int) -> list[float]:
+    """Rank 0 issues on A, then on B; rank 1 the other way round; each waits for its first before the second."""
+    here.init()
+    groups = [dist.new_group(range(2)) for _ in range(2)]
+    order = (0, 1) if here.rank == 0 else (1, 0)
+    found = []
+    for _ in range(20):
+        tensors = [_full(size, value=10.0 * i + here.rank) for i in range(2)]
+        works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]
+        for work in works:
+            work.wait()
+        found += [tensor.sum().item() / size for tensor in tensors]
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 500_000])
+def test_groups_in_crossed_order(size: int, tmp_path: Path) -> None:
+    assert values(_crossed, 2, tmp_path, size) == [[1.0, 21.0] * 20] * 2
+
+
+_MEMBERS = ((0, 1, 2, 3), (0, 1), (1, 2), (2, 3), (0, 3), (0, 1, 2), (1, 2, 3), (0, 2, 3))
+
+
+def _many(here: Here) -> int:
+    """Each rank mixes its groups' calls in an order of its own; rank 3 begins when all others are done with issuing."""
+    here.init()
+    gate = _Gate(here)
+    groups = [dist.new_group(members) for members in _MEMBERS]
+    mine = [index for index, members in enumerate(_MEMBERS) if here.rank in members]
+    chance = random.Random(here.rank)
+    order = [index for index in mine for _ in range(200)]
+    chance.shuffle(order)
+    if here.rank == 3:
+        gate.wait(*(f"issued {rank}" for rank in range(3)))
+    started: list[tuple[Any, Tensor, float]] = []
+    counts = [0] * len(groups)
+    for index in order:
+        call, members = counts[index], _MEMBERS[index]
+        counts[index] += 1
+        tensor = _full(20_000 if call % 50 == 0 else call, value=1.0 + here.rank * call)
+        work = dist.all_reduce(tensor, group=groups[index], async_op=True)
+        started.append((work, tensor, len(members) + sum(members) * float(call)))
+    gate.open(f"issued {here.rank}")
+    chance.shuffle(started)
+    for work, tensor, expected in started:
+        work.wait()
+        assert torch.equal(tensor, torch.full_like(tensor, expected))
+    return len(started)
+
+
+def test_a_thousand_calls_in_flight(tmp_path: Path) -> None:
+    assert values(_many, 4, tmp_path) == [1000, 1000, 1200, 1000]
+
+
+def _threads(here: Here, shared: bool) -> int:
+    """Threads with a group each, or with one group whose calls are alike, so that any of them may meet any other."""
+    here.init()
+    groups = [dist.new_group(range(here.size)) for _ in range(1 if shared else 4)]
+    expected = float(sum(range(1, here.size + 1)))
+
+    def calls(index: int) -> None:
+        group = groups[index % len(groups)]
+        for number in range(100):
+            tensors = [_full(3000, value=here.rank + 1) for _ in range(1 + number % 3)]
+            works = [dist.all_reduce(tensor, group=group, async_op=number % 2 == 1) for tensor in tensors]
+            for work in works[::-1]:
+                assert work is None or work.wait() in (None, True)
+            assert all(torch.equal(tensor, _full(3000, value=expected)) for tensor in tensors)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(calls, range(4)))
+    return int(groups[0]._get_sequence_number_for_group())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_threads_of_one_rank(shared: bool, tmp_path: Path) -> None:
+    assert values(_threads, 2, tmp_path, shared) == [4 * 199 if shared else 199] * 2
+
+
+def _sync_behind_async(here: Here) -> list[float]:
+    here.init()
+    gate = _Gate(here)
+    if here.rank == 1:
+        gate.wait("issued")
+    tensors = [_full(1 + 1000 * i, value=here.rank + i) for i in range(60)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    if here.rank == 0:
+        gate.open("issued")
+    last = _full(100_000, value=here.rank + 0.5)
+    dist.broadcast(last, 1)
+    dist.all_reduce(last)
+    for work in works:
+        work.wait()
+    assert all(torch.equal(tensor, torch.full_like(tensor, 1.0 + 2 * i)) for i, tensor in enumerate(tensors))
+    return last.unique().tolist()
+
+
+def test_a_sync_call_behind_async_ones(tmp_path: Path) -> None:
+    assert values(_sync_behind_async, 2, tmp_path) == [[3.0]] * 2
+
+
+def _destroy_in_flight(here: Here) -> str:
+    """A rank that leaves with calls in flight does not hang, and the peer is told."""
+    here.init()
+    dist.barrier()
+    if here.rank == 0:
+        work = dist.all_reduce(torch.ones(4_000_000), async_op=True)
+        dist.destroy_process_group()
+        _poll(work.is_completed, "a call outlives its group")
+        with pytest.raises(phalanx.PhalanxError) as own:
+            work.wait()
+        _Gate(here).open("left")
+        return type(own.value).__name__
+    _Gate(here).wait("left")
+    with pytest.raises(phalanx.PhalanxError) as caught:
+        dist.all_reduce(torch.ones(4_000_000))
+    return type(caught.value).__name__
+
+
+def test_destroy_with_calls_in_flight(tmp_path: Path) -> None:
+    _, second = values(_destroy_in_flight, 2, tmp_path)
+    assert second in ("PeerLost", "Aborted")
