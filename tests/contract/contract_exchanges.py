@@ -30,6 +30,7 @@ __all__ = [
     "exchange_in_threads",
     "exchange_objects",
     "exchange_one_by_one",
+    "exchange_with_oneself",
     "misarrivals",
     "receive_from_any_and_one",
     "receive_from_anyone",
@@ -100,6 +101,23 @@ def exchange_both_ways(member: Member, first: str) -> Result:
     for side in sides:
         member.note(str(side.message))
         side.wait()
+    return _result(len(messages), sides)
+
+
+def exchange_with_oneself(member: Member, first: str) -> Result:
+    """Each rank's messages to itself, among those to others; a receive from anyone is none of its own."""
+    everyone = [(source, target) for source in range(member.size) for target in range(member.size)]
+    messages = [
+        Message(source, target, torch.int32, count, seed=source, tag=tag, send=send, receive=receive)
+        for source, target in everyone
+        for tag, count in enumerate((0, 5, 700, LARGE // 4))
+        for send, receive in [("isend", "irecv") if tag % 2 else ("direct send", "direct recv")]
+    ]
+    sends, receives = sides_of(member, messages)
+    sides = sends + receives if first == "isend" else receives + sends
+    for side in sides:
+        side.start()
+    wait_for(sides, random.Random(member.rank))
     return _result(len(messages), sides)
 
 

@@ -105,13 +105,6 @@ MESSAGE_MISUSES: dict[str, tuple[str | None, Callable[[Member], Any]]] = {
     "a receive from a rank below zero": ("INVALID:PEER", lambda m: _irecv(m, torch.zeros(3), -1)),
     "a receive from a rank that is too high": ("INVALID:PEER", lambda m: _irecv(m, torch.zeros(3), m.size)),
     "dist.send to oneself": (None, lambda m: dist.send(torch.zeros(3), group=m.group, group_dst=m.rank)),
-    "dist.isend to oneself": ("INVALID:PEER", lambda m: _isend(m, torch.zeros(3), m.rank)),
-    "dist.recv from oneself": (
-        "INVALID:PEER",
-        lambda m: dist.recv(torch.zeros(3), group=m.group, group_src=m.rank),
-    ),
-    "send to oneself": ("INVALID:PEER", lambda m: m.process_group.send([torch.zeros(3)], m.rank, 0)),
-    "recv from oneself": ("INVALID:PEER", lambda m: m.process_group.recv([torch.zeros(3)], m.rank, 0)),
     "a send with a tag below zero": ("INVALID:TAG", lambda m: _isend(m, torch.zeros(3), tag=-1)),
     "a receive with a tag below zero": ("INVALID:TAG", lambda m: _irecv(m, torch.zeros(3), tag=-1)),
     "a receive from anyone with a tag below zero": (

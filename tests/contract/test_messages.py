@@ -14,6 +14,7 @@ from contract_exchanges import (
     exchange_in_threads,
     exchange_objects,
     exchange_one_by_one,
+    exchange_with_oneself,
     receive_from_any_and_one,
     receive_from_anyone,
     receive_in_another_order,
@@ -49,6 +50,11 @@ def test_receives_in_another_order_of_tags(passes: Passes, late: bool) -> None:
 @pytest.mark.parametrize("first", ["isend", "irecv"])
 def test_large_messages_both_ways_at_once(passes: Passes, first: str) -> None:
     passes(exchange_both_ways, first)
+
+
+@pytest.mark.parametrize("first", ["isend", "irecv"])
+def test_messages_to_oneself(passes: Passes, first: str) -> None:
+    passes(exchange_with_oneself, first)
 
 
 @with_peers

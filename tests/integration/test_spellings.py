@@ -209,7 +209,7 @@ def _several_worlds(here: Here) -> list[float]:
         group = phalanx.ProcessGroup(here.store(f"store{index}"), order, here.size)
         tensor = torch.tensor([float(order * 10**index)])
         group.allreduce(tensor)
-        group.broadcast(tensor, root=here.size - 1)
+        group.broadcast(tensor, root=here.size - 1).wait()
         sums.append(tensor.item())
         group.shutdown()
     return sums

@@ -47,6 +47,7 @@ CHOSEN = (
         test_reduce_sum test_reduce_product test_reduce_min test_reduce_max test_reduce_sum_twice
         test_reduce_full_group_sum test_reduce_full_group_product test_reduce_full_group_min test_reduce_full_group_max
         test_scatter test_scatter_checks test_scatter_complex test_scatter_full_group
+        test_send_recv test_send_recv_with_tag test_isend test_irecv
     """),
     Batch("test_gather_object test_gather_object_subgroup test_new_subgroups_with_group_param", ranks=4),
     Batch(
@@ -56,7 +57,9 @@ CHOSEN = (
         test_all_reduce_coalesced_full_group_sum test_all_reduce_coalesced_full_group_product
         test_all_reduce_coalesced_full_group_min test_all_reduce_coalesced_full_group_max
         test_barrier_timeout_global test_barrier_timeout_full_group
+        test_batch_isend_irecv_gloo test_batch_isend_irecv_gloo_tags
         test_scatter_object_list
+        test_send_recv_any_source
         test_sparse_all_reduce_sum
         """,
         skip="only for a backend that is named gloo",
@@ -115,7 +118,8 @@ CHOSEN = (
 )
 
 LEFT_OUT = {
-    "point to point": "test_batch_isend_irecv_* test_irecv test_isend* test_send_recv*",
+    "about the names of profiler ranges": "test_isend_*_profiler test_send_recv*_profiler",
+    "point to point with CUDA tensors, or about NCCL": "test_batch_isend_irecv_*nccl test_send_recv_nccl test_batch_isend_irecv_*_err",
     "the same test as on the CPU, with CUDA tensors": """
         test_all_gather_cuda* test_all_reduce_sum_cuda* test_all_to_all*_cuda test_all_to_all*_cuda_complex
         test_barrier*_cuda test_broadcast_cuda test_gather_cuda test_reduce_sum_cuda* test_scatter_cuda*

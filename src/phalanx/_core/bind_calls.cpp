@@ -270,7 +270,7 @@ constexpr auto kStart = [](Group& group, const Arguments& arguments, auto&& fill
 nb::object message(Group& group, bool sends, int peer, std::int64_t tag, int dtype, std::uint32_t layout,
                    std::int64_t count, double timeout, std::uint64_t address, std::uint64_t size) {
   check_dtype(dtype);
-  if (peer >= group.size() || peer == group.rank() || (peer < 0 && (sends || peer != kAnySource))) {
+  if (peer >= group.size() || (peer < 0 && (sends || peer != kAnySource))) {
     throw std::invalid_argument("not a peer of the group");
   }
   if (tag < 0 || tag > INT32_MAX) throw std::invalid_argument("not a tag");

@@ -55,9 +55,8 @@ bool Messages::advance() {
   if (any_submitted_.load(std::memory_order_acquire)) take_submitted();
   bool did = false;
   for (int peer = 0; peer < member_->size(); ++peer) {
-    if (peer == rank_) continue;
     if (!out_[at(peer)].empty()) did = send_to(peer) || did;
-    if (num_posted_any_ > 0 || !in_[at(peer)].empty()) did = receive_from(peer) || did;
+    if (listens_to(peer) || !in_[at(peer)].empty()) did = receive_from(peer) || did;
   }
   return did;
 }
@@ -85,6 +84,7 @@ bool Messages::find_arrived(const TicketPtr& ticket) {
   const int size = member_->size();
   for (int i = 0; i < size; ++i) {
     const int from = ticket->peer == kAnySource ? (first_source_ + i) % size : ticket->peer;
+    if (ticket->peer == kAnySource && from == rank_) continue;
     auto& arrived = in_[at(from)].arrived;
     const auto found = std::find_if(arrived.begin(), arrived.end(),
                                     [&](const auto& message) { return message->envelope.tag == ticket->tag; });
@@ -101,7 +101,7 @@ bool Messages::find_arrived(const TicketPtr& ticket) {
 
 Messages::TicketPtr Messages::find_posted(int from, std::uint32_t tag) {
   const auto found = std::find_if(posted_.begin(), posted_.end(), [&](const TicketPtr& ticket) {
-    return (ticket->peer == from || ticket->peer == kAnySource) && ticket->tag == tag;
+    return (ticket->peer == from || (ticket->peer == kAnySource && from != rank_)) && ticket->tag == tag;
   });
   if (found == posted_.end()) return nullptr;
   TicketPtr ticket = std::move(*found);
@@ -201,7 +201,7 @@ bool Messages::send_to(int peer) {
 // Envelopes are read only for receives that wait for one: a sender that nobody listens to is held up by the ring.
 bool Messages::take_envelopes(int peer, Incoming& in, ChannelLines& lines) {
   bool did = false;
-  while ((num_posted_any_ > 0 || in.num_posted > 0) &&
+  while (listens_to(peer) &&
          in.taken != lines.sender.announced.load(std::memory_order_seq_cst)) {
     const Envelope& envelope = segment_.envelope(peer, rank_, in.taken);
     if (const TicketPtr ticket = find_posted(peer, envelope.tag)) {
@@ -253,8 +253,13 @@ bool Messages::receive_from(int peer) {
   return did;
 }
 
+// Whether a receive without a message could get one from this rank. "Anybody" is anybody else.
+bool Messages::listens_to(int peer) const noexcept {
+  return in_[at(peer)].num_posted > 0 || (num_posted_any_ > 0 && peer != rank_);
+}
+
 bool Messages::waits_for(int peer) const noexcept {
-  return peer != rank_ && (num_posted_any_ > 0 || !out_[at(peer)].empty() || !in_[at(peer)].empty());
+  return listens_to(peer) || !out_[at(peer)].empty() || !in_[at(peer)].empty();
 }
 
 Lane::News Messages::wait_for_news(Clock::time_point until) {

@@ -4,7 +4,8 @@
 // it and the send is done. A long one waits until the receiver, which knows which receive it belongs to, grants it;
 // then it is streamed through the channel's chunks, one granted message after another. So messages are matched by tag
 // in whatever order receives are made, none waits behind one that nobody wants yet, and nothing is ever kept twice but
-// short messages whose receive has not been made. Order is kept by (sender, tag), since envelopes are read in order.
+// short messages whose receive has not been made. Order is kept by (sender, tag), since envelopes are read in order. A rank's
+// messages to itself take the same way.
 #pragma once
 
 #include <cstdint>
@@ -82,6 +83,7 @@ class Messages : public Lane {
   bool receive_from(int peer);
   bool take_envelopes(int peer, Incoming& in, ChannelLines& lines);
   void ring_peer(int peer) noexcept;
+  bool listens_to(int peer) const noexcept;
   bool waits_for(int peer) const noexcept;
 
   void end(const TicketPtr& ticket, Result result);

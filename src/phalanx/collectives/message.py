@@ -22,7 +22,7 @@ _MOST_TAG = 2**31 - 1
 def check(info: GroupInfo, op: str, tensor: Any, peer: int, tag: int) -> None:
     """Raises where this rank's side of a message is wrong. `peer` is ANY_SOURCE for a receive from anybody."""
     check_tensor(info, op, "tensor", tensor, written=op == "recv")
-    if not isinstance(peer, int) or not 0 <= peer < info.size or peer == info.rank:
+    if not isinstance(peer, int) or not 0 <= peer < info.size:
         _check_peer(info, op, peer)
     if not isinstance(tag, int) or not 0 <= tag <= _MOST_TAG:
         fail(
@@ -41,15 +41,13 @@ def meaning(sent: Tensor, received: Tensor) -> None:
 def _check_peer(info: GroupInfo, op: str, peer: Any) -> None:
     if op == "recv" and peer == ANY_SOURCE and info.size > 1:
         return
-    if info.size == 1:
-        fail(info, op, "PEER", "expected a group of several ranks, got one of a single rank", "copy the tensor")
-    if peer == info.rank:
+    if op == "recv" and peer == ANY_SOURCE:
         fail(
             info,
             op,
             "PEER",
-            f"expected another rank than this one, got {peer}",
-            "copy the tensor; a rank does not send to itself",
+            "expected a group of several ranks to receive from any of the others, got one of a single rank",
+            "name this rank as the source to receive what it sends to itself",
         )
     fail(
         info,
