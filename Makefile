@@ -6,7 +6,7 @@ CXX_SOURCES := $(wildcard src/phalanx/_core/*.?pp tests/native/*.?pp)
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint format bench sanitize clean
+.PHONY: help build demo test soak lint format bench sanitize clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ demo: build ## train a small model with DDP on 4 ranks, then compare collective 
 
 test: build ## run the test suite
 	@$(BIN)/python -m pytest
+
+soak: build ## 500 random deaths and a million mixed calls with flat memory (20 minutes; SOAK="--kills 50" for fewer)
+	@$(BIN)/python tests/soak/run.py $(SOAK)
 
 lint: build ## ruff, mypy --strict, clang-format
 	@$(BIN)/ruff check .

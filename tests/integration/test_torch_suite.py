@@ -119,7 +119,9 @@ CHOSEN = (
 
 LEFT_OUT = {
     "about the names of profiler ranges": "test_isend_*_profiler test_send_recv*_profiler",
-    "point to point with CUDA tensors, or about NCCL": "test_batch_isend_irecv_*nccl test_send_recv_nccl test_batch_isend_irecv_*_err",
+    "point to point with CUDA tensors, or about NCCL": """
+        test_batch_isend_irecv_*nccl test_batch_isend_irecv_*_err test_send_recv_nccl
+    """,
     "the same test as on the CPU, with CUDA tensors": """
         test_all_gather_cuda* test_all_reduce_sum_cuda* test_all_to_all*_cuda test_all_to_all*_cuda_complex
         test_barrier*_cuda test_broadcast_cuda test_gather_cuda test_reduce_sum_cuda* test_scatter_cuda*

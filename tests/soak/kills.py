@@ -33,6 +33,7 @@ from worlds import Event, Here, Rank, Supervisor, World
 LIMIT = 10.0
 _START_LIMIT = 60.0
 _GROUP_TIMEOUT = timedelta(seconds=120)
+_TIMEOUT_FOR_UNKNOWN = timedelta(seconds=3)
 _TIDY_LIMIT = 5.0
 # Of what a rank says: it must go into one message.
 _MOST_ERRORS = 25
@@ -98,8 +99,9 @@ class _Program:
     def _make(self, step: Step, store: dist.Store) -> None:
         rank = self._here.rank
         if step.group == 0:
+            timeout = _TIMEOUT_FOR_UNKNOWN if self._scenario.may_die_unknown else _GROUP_TIMEOUT
             dist.init_process_group(
-                self._scenario.backend, store=store, rank=rank, world_size=len(step.ranks), timeout=_GROUP_TIMEOUT
+                self._scenario.backend, store=store, rank=rank, world_size=len(step.ranks), timeout=timeout
             )
             group: Any = dist.group.WORLD
         else:
@@ -215,7 +217,7 @@ def supervise(
         "died_in": scenario.steps[facts.begun].name,
         "problems": problems,
         "detail": detail(facts) if problems else "",
-        "lost_after": lost,
+        "lost_after": [] if scenario.may_die_unknown else lost,
         "seconds": time.monotonic() - start,
     }
 

@@ -218,6 +218,10 @@ def supervise(
     }
 
 
+# The program's, the progress thread, and of those that complete futures the two that stay.
+MOST_THREADS = 4
+
+
 def growth(taken: list[dict[str, int]]) -> int:
     """Bytes between the first three samples and the last three, by their medians."""
     memory = [sample["memory"] for sample in taken]
@@ -232,5 +236,9 @@ def judge(taken: list[dict[str, int]]) -> list[str]:
     if growth(taken) > MEMORY_SLACK:
         memory = ", ".join(f"{sample['memory'] / 2**20:.1f}" for sample in taken)
         problems.append(f"private memory grew: {memory} MiB")
-    grown = [what for what in ("threads", "fds") if taken[-1][what] > taken[0][what]]
-    return problems + [f"{what} grew: {[sample[what] for sample in taken]}" for what in grown]
+    if taken[-1]["fds"] > taken[0]["fds"]:
+        problems.append(f"fds grew: {[sample['fds'] for sample in taken]}")
+    threads = [sample["threads"] for sample in taken]
+    if statistics.median(threads[-3:]) > max(MOST_THREADS, min(threads[:3])):
+        problems.append(f"threads grew: {threads}")
+    return problems

@@ -118,6 +118,11 @@ class Scenario:
         return self.death in _OWN_THREAD and self.moment == "during"
 
     @property
+    def may_die_unknown(self) -> bool:
+        """The victim may die before it has said who it is: then only the timeout can tell that it does not come."""
+        return self.target == 0 and self.moment != "after"
+
+    @property
     def words(self) -> str:
         """What the victim's exception says."""
         return f"the end of seed {self.seed}"

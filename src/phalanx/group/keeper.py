@@ -23,6 +23,8 @@ __all__ = ["keep", "stop"]
 
 _logger = logging.getLogger("phalanx")
 _NAME = "phalanx-keeper"
+# Two, so that no thread has to be started for one call after another.
+_MOST_IDLE = 2
 # Seconds that `stop` gives to callbacks that are running.
 _PATIENCE = 1.0
 
@@ -93,6 +95,8 @@ def _run() -> None:
         # What it refers to is not to wait for the next one.
         del on_end
         with crew.lock:
+            if crew.idle >= _MOST_IDLE:
+                return
             crew.idle += 1
     with crew.lock:
         crew.idle -= 1

@@ -234,9 +234,9 @@ class ShmPending:
         copies: Copies,
     ) -> None:
         self._transport = transport
-        self._group = group
+        self._group: _native.Group | None = group
         self._info = info
-        self._native = native
+        self._native: _native.Pending | _Over = native
         self._op = op
         self._timeout = timeout
         self._kept = kept
@@ -285,8 +285,31 @@ class ShmPending:
             self._kept = None
             self._copies = []
             self._settled = True
+            # A call that is over does not keep the group's memory mapped.
+            self._native = _Over(self._native)
+            self._group = None
         if self._op == "barrier" and self._error is None:
             self._transport.settle_copies()
+
+
+class _Over:
+    """What is left of a native call that has ended."""
+
+    __slots__ = ("result", "seq", "source")
+
+    def __init__(self, native: _native.Pending | _Over) -> None:
+        self.result = native.result
+        self.seq = native.seq
+        self.source = native.source
+
+    def wait(self, timeout: float) -> int:
+        return self.result
+
+    def notify(self, token: int) -> bool:
+        return False
+
+    def missing(self) -> list[int]:
+        return []
 
 
 def _closed(*_: object) -> int:
