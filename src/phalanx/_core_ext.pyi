@@ -97,6 +97,7 @@ class Group:
     ) -> int: ...
     def start(
         self,
+        kept: object,
         op: int,
         reduce_op: int,
         root: int,
@@ -117,6 +118,7 @@ class Group:
     ) -> int | Pending: ...
     def start_single(
         self,
+        kept: object,
         op: int,
         reduce_op: int,
         root: int,
@@ -133,6 +135,7 @@ class Group:
     ) -> int | Pending: ...
     def message(
         self,
+        kept: object,
         sends: bool,
         peer: int,
         tag: int,

@@ -98,10 +98,6 @@ Clock::time_point next_look() {
   return WithoutGil::on_main_thread() ? Clock::now() + kBetweenSignals : Clock::time_point::max();
 }
 
-void look_at_signals() {
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
-
 Clock::time_point after(double seconds) {
   return Clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
                             std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));
@@ -178,7 +174,7 @@ Result carry_out(Group& group, const std::shared_ptr<CallTicket>& ticket) {
     Result result;
     {
       WithoutGil without;
-      if (!std::exchange(submitted, true)) calls.submit(ticket, false);
+      if (!std::exchange(submitted, true)) calls.submit(ticket, CallQueue::Handing::waited_for);
       result = wait_a_while(calls, *ticket, next_look());
     }
     if (result != Result::pending) return result;
@@ -208,20 +204,58 @@ int run_with(Group& group, const Arguments& arguments, Fill&& fill_blocks) {
   return static_cast<int>(refused != Result::finished ? refused : carry_out(group, ticket));
 }
 
-// A call under way, for Python. Its memory is kept by whoever holds this.
-struct Pending {
-  std::shared_ptr<Lane> lane;
-  std::shared_ptr<Ticket> ticket;
+// A call under way, for Python. Owns what keeps the memory of the call, until the call has ended.
+class Pending {
+ public:
+  Pending(std::shared_ptr<Lane> lane, std::shared_ptr<Ticket> ticket, nb::object kept)
+      : lane_(std::move(lane)), ticket_(std::move(ticket)), kept_(std::move(kept)), generation_(fork_generation()) {}
+  Pending(Pending&&) = default;
+  ~Pending() {
+    // Only where an exception came between the call's beginning and the one who was to keep this: better lost than
+    // written to after it was freed.
+    if (ticket_ && result() == Result::pending) kept_.release();
+  }
+
+  // In a forked child there is neither the call nor the group's memory.
+  bool forked() const noexcept { return generation_ != fork_generation(); }
+  Result result() const noexcept { return forked() ? Result::forked : ticket_->result(); }
+  bool notify(std::uint64_t token) const noexcept { return !forked() && ticket_->notify(token); }
+  std::uint64_t seq() const noexcept { return ticket_->seq.load(std::memory_order_relaxed); }
+  int source() const noexcept { return ticket_->source.load(std::memory_order_relaxed); }
+
+  Result wait(double timeout) const {
+    const auto until = timeout < 0 ? Clock::time_point::max() : after(timeout);
+    while (result() == Result::pending) {
+      {
+        WithoutGil without;
+        wait_a_while(*lane_, *ticket_, std::min(until, next_look()));
+      }
+      if (Clock::now() >= until) break;
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+    return result();
+  }
+
+  std::vector<int> missing() const {
+    if (forked()) return {};
+    WithoutGil without;
+    return lane_->missing_for(*ticket_);
+  }
+
+ private:
+  std::shared_ptr<Lane> lane_;
+  std::shared_ptr<Ticket> ticket_;
+  nb::object kept_;
+  std::uint32_t generation_;
 };
 
-nb::object result_or_pending(std::shared_ptr<Lane> lane, std::shared_ptr<Ticket> ticket) {
-  const Result result = ticket->result();
-  if (result != Result::pending) return nb::int_(static_cast<int>(result));
-  return nb::cast(Pending{std::move(lane), std::move(ticket)});
+nb::object result_or_pending(std::shared_ptr<Lane> lane, std::shared_ptr<Ticket> ticket, nb::object kept) {
+  if (ticket->result() == Result::finished) return nb::int_(static_cast<int>(Result::finished));
+  return nb::cast(Pending(std::move(lane), std::move(ticket), std::move(kept)));
 }
 
 template <class Fill>
-nb::object start_with(Group& group, const Arguments& arguments, Fill&& fill_blocks) {
+nb::object start_with(Group& group, const Arguments& arguments, nb::object kept, Fill&& fill_blocks) {
   check_call(group, arguments.op, arguments.reduce_op, arguments.root, arguments.dtype);
   auto ticket = std::make_shared<CallTicket>();
   const Result refused = prepare(group, *ticket, arguments, fill_blocks);
@@ -231,44 +265,62 @@ nb::object start_with(Group& group, const Arguments& arguments, Fill&& fill_bloc
       std::max(request.in.largest(), request.out.largest()) <= group.segment().header().tuning.one_shot_bytes;
   {
     WithoutGil without;
-    group.calls().submit(ticket, is_short);
+    group.calls().submit(ticket, is_short ? CallQueue::Handing::at_once : CallQueue::Handing::to_others);
   }
-  return result_or_pending(group.calls_lane(), std::move(ticket));
+  return result_or_pending(group.calls_lane(), std::move(ticket), std::move(kept));
 }
 
-// The general case: lists of tensors.
-template <auto kBegin>
-auto with_lists(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
-                double factor, double timeout, const Addresses& in, const Sizes& in_sizes, std::size_t num_in,
-                bool in_listed, const Addresses& out, const Sizes& out_sizes, std::size_t num_out, bool out_listed) {
-  return kBegin(group, {op, reduce_op, root, dtype, count, layout, factor, timeout}, [&](Request& request) {
+// How to fill the blocks of a request: with lists of tensors,
+auto from_lists(const Addresses& in, const Sizes& in_sizes, std::size_t num_in, bool in_listed, const Addresses& out,
+                const Sizes& out_sizes, std::size_t num_out, bool out_listed) {
+  return [&in, &in_sizes, num_in, in_listed, &out, &out_sizes, num_out, out_listed](Request& request) {
     fill(request.in, in, in_sizes, num_in, in_listed);
     fill(request.out, out, out_sizes, num_out, out_listed);
-  });
+  };
 }
 
-// The common case of one tensor, read, written or both, without lists.
-template <auto kBegin>
-auto with_one(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
-              double factor, double timeout, std::uint64_t address, std::uint64_t size, bool reads, bool writes) {
-  return kBegin(group, {op, reduce_op, root, dtype, count, layout, factor, timeout}, [&](Request& request) {
+// or, as most calls are, with one tensor, read, written or both.
+auto from_one(std::uint64_t address, std::uint64_t size, bool reads, bool writes) {
+  return [=](Request& request) {
     const Piece piece = to_piece(address, size);
     request.in.clear();
     request.out.clear();
     if (reads) request.in.add_block(&piece, 1);
     if (writes) request.out.add_block(&piece, 1);
-  });
+  };
 }
 
-constexpr auto kRun = [](Group& group, const Arguments& arguments, auto&& fill_blocks) {
-  return run_with(group, arguments, fill_blocks);
-};
-constexpr auto kStart = [](Group& group, const Arguments& arguments, auto&& fill_blocks) {
-  return start_with(group, arguments, fill_blocks);
-};
+int run(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
+        double factor, double timeout, const Addresses& in, const Sizes& in_sizes, std::size_t num_in, bool in_listed,
+        const Addresses& out, const Sizes& out_sizes, std::size_t num_out, bool out_listed) {
+  return run_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout},
+                  from_lists(in, in_sizes, num_in, in_listed, out, out_sizes, num_out, out_listed));
+}
 
-nb::object message(Group& group, bool sends, int peer, std::int64_t tag, int dtype, std::uint32_t layout,
-                   std::int64_t count, double timeout, std::uint64_t address, std::uint64_t size) {
+int run_single(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
+               double factor, double timeout, std::uint64_t address, std::uint64_t size, bool reads, bool writes) {
+  return run_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout},
+                  from_one(address, size, reads, writes));
+}
+
+nb::object start(Group& group, nb::object kept, int op, int reduce_op, int root, int dtype, std::int64_t count,
+                 std::uint32_t layout, double factor, double timeout, const Addresses& in, const Sizes& in_sizes,
+                 std::size_t num_in, bool in_listed, const Addresses& out, const Sizes& out_sizes, std::size_t num_out,
+                 bool out_listed) {
+  return start_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout}, std::move(kept),
+                    from_lists(in, in_sizes, num_in, in_listed, out, out_sizes, num_out, out_listed));
+}
+
+nb::object start_single(Group& group, nb::object kept, int op, int reduce_op, int root, int dtype, std::int64_t count,
+                        std::uint32_t layout, double factor, double timeout, std::uint64_t address, std::uint64_t size,
+                        bool reads, bool writes) {
+  return start_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout}, std::move(kept),
+                    from_one(address, size, reads, writes));
+}
+
+nb::object message(Group& group, nb::object kept, bool sends, int peer, std::int64_t tag, int dtype,
+                   std::uint32_t layout, std::int64_t count, double timeout, std::uint64_t address,
+                   std::uint64_t size) {
   check_dtype(dtype);
   if (peer >= group.size() || (peer < 0 && (sends || peer != kAnySource))) {
     throw std::invalid_argument("not a peer of the group");
@@ -297,27 +349,8 @@ nb::object message(Group& group, bool sends, int peer, std::int64_t tag, int dty
     group.messages().submit(ticket);
   }
   // Who sent it is to be asked of the one under way, also when it has come already.
-  if (peer == kAnySource) return nb::cast(Pending{group.messages_lane(), std::move(ticket)});
-  return result_or_pending(group.messages_lane(), std::move(ticket));
-}
-
-int wait(const Pending& pending, double timeout) {
-  if (!pending.ticket->pending()) return static_cast<int>(pending.ticket->result());
-  const auto until = timeout < 0 ? Clock::time_point::max() : after(timeout);
-  while (true) {
-    Result result;
-    {
-      WithoutGil without;
-      result = wait_a_while(*pending.lane, *pending.ticket, std::min(until, next_look()));
-    }
-    if (result != Result::pending || Clock::now() >= until) return static_cast<int>(result);
-    look_at_signals();
-  }
-}
-
-std::vector<int> missing(const Pending& pending) {
-  WithoutGil without;
-  return pending.lane->missing_for(*pending.ticket);
+  if (peer == kAnySource) return nb::cast(Pending(group.messages_lane(), std::move(ticket), std::move(kept)));
+  return result_or_pending(group.messages_lane(), std::move(ticket), std::move(kept));
 }
 
 std::uint64_t next_completion() {
@@ -329,20 +362,19 @@ std::uint64_t next_completion() {
 
 void bind_calls(nb::module_& module, nb::class_<Group>& group) {
   nb::class_<Pending>(module, "Pending")
-      .def("wait", &wait)
-      .def("missing", &missing)
-      .def("notify", [](const Pending& pending, std::uint64_t token) { return pending.ticket->notify(token); })
-      .def_prop_ro("result", [](const Pending& pending) { return static_cast<int>(pending.ticket->result()); })
-      .def_prop_ro("seq", [](const Pending& pending) { return pending.ticket->seq.load(std::memory_order_relaxed); })
-      .def_prop_ro("source",
-                   [](const Pending& pending) { return pending.ticket->source.load(std::memory_order_relaxed); });
+      .def("wait", [](const Pending& self, double timeout) { return static_cast<int>(self.wait(timeout)); })
+      .def("missing", &Pending::missing)
+      .def("notify", &Pending::notify)
+      .def_prop_ro("result", [](const Pending& self) { return static_cast<int>(self.result()); })
+      .def_prop_ro("seq", &Pending::seq)
+      .def_prop_ro("source", &Pending::source);
   module.def("next_completion", &next_completion);
   module.def("close_completions", [](bool closed) { completions().set_closed(closed); });
 
-  group.def("run", &with_lists<kRun>)
-      .def("run_single", &with_one<kRun>)
-      .def("start", &with_lists<kStart>)
-      .def("start_single", &with_one<kStart>)
+  group.def("run", &run)
+      .def("run_single", &run_single)
+      .def("start", &start)
+      .def("start_single", &start_single)
       .def("message", &message);
 }
 

@@ -10,16 +10,17 @@ CallQueue::CallQueue(std::shared_ptr<Member> member)
   history_.verified.resize(static_cast<std::size_t>(member_->size()), 0);
 }
 
-void CallQueue::submit(std::shared_ptr<CallTicket> ticket, bool at_once) {
+void CallQueue::submit(std::shared_ptr<CallTicket> ticket, Handing handing) {
   ticket->float_mode = FloatMode();
-  const CallTicket& mine = *ticket;
+  const std::shared_ptr<CallTicket> mine = ticket;
   {
     const std::lock_guard lock(mutex_);
     ticket->seq.store(seq_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     count_begin();
     queue_.push_back(std::move(ticket));
   }
-  if (at_once) hand_over(mine, true);
+  // Nobody tends the lane of a rank that has left.
+  if (handing != Handing::waited_for) hand_over(*mine, handing == Handing::at_once || member_->has_left());
 }
 
 bool CallQueue::withdraw(const Ticket& ticket) {

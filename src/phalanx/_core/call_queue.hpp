@@ -15,8 +15,11 @@ class CallQueue : public Lane {
  public:
   explicit CallQueue(std::shared_ptr<Member> member);
 
-  // Starts the call as soon as those before it have ended. The memory in its request must stay until it has ended.
-  void submit(std::shared_ptr<CallTicket> ticket, bool at_once);
+  // Who goes on with a call that is handed over: the caller, who waits for it next; others; or the caller once, then
+  // others.
+  enum class Handing { waited_for, to_others, at_once };
+  // The call begins when those before it have ended. The memory in its request must stay until it has ended.
+  void submit(std::shared_ptr<CallTicket> ticket, Handing handing);
   bool withdraw(const Ticket& ticket) override;
   // This rank has been told that the group is broken.
   void give_up_if_idle() noexcept {

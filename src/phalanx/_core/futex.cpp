@@ -50,7 +50,10 @@ void futex_wait_any(const std::vector<Bell>& bells, std::chrono::nanoseconds tim
     }
     if (num < bells.size()) timeout = std::min<std::chrono::nanoseconds>(timeout, kBetweenLooks);
     const timespec until = to_timespec(Clock::now().time_since_epoch() + timeout);
-    if (::syscall(kSysFutexWaitv, waits, num, 0, &until, CLOCK_MONOTONIC) >= 0 || errno != ENOSYS) return;
+    if (::syscall(kSysFutexWaitv, waits, num, 0, &until, CLOCK_MONOTONIC) >= 0 || errno == EAGAIN || errno == EINTR ||
+        errno == ETIMEDOUT) {
+      return;
+    }
     timeout = std::min<std::chrono::nanoseconds>(timeout, kBetweenLooks);
   }
   futex_wait(bells.front(), timeout);

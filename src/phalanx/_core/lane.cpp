@@ -39,16 +39,18 @@ Result Lane::wait(const Ticket& ticket, Clock::time_point until) {
     }
     disarm();
     const std::uint64_t num_ended = num_ended_.load(std::memory_order_relaxed);
+    auto next_check = Clock::now() + kLongestSleep;
     while (goes_on && ticket.pending()) {
       // Somebody else who waits for the lane may have what he waits for.
       if (num_ended_.load(std::memory_order_relaxed) != num_ended && wanted()) break;
-      if (!advance()) {
-        const News news = wait_for_news(until);
-        if (news == News::some) continue;
+      const News news = advance() ? News::some : wait_for_news(until);
+      const auto now = Clock::now();
+      // However much there is to do for others: this ticket's peers may be gone, or its time be up.
+      if (news != News::some || now >= next_check) {
         check();
-        if (news == News::interrupted) goes_on = false;
+        next_check = now + kLongestSleep;
       }
-      if (Clock::now() >= until) goes_on = false;
+      goes_on = news != News::interrupted && now < until;
     }
     release();
     if (goes_on && ticket.pending()) std::this_thread::yield();

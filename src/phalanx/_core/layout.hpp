@@ -119,6 +119,7 @@ struct Header {
   std::atomic<std::uint32_t> sleepers;
 
   alignas(kLine) std::atomic<std::uint32_t> failure_state;  // 0 none, 1 claimed, 2 published
+  std::atomic<std::uint32_t> aborted;                       // 1: nobody waits any more, whatever the failure was
   Failure failure;
 };
 

@@ -54,7 +54,7 @@ void Member::report_abort(std::uint64_t seq, const std::string& text) {
   failure.peer = -1;
   failure.seq = seq;
   std::snprintf(failure.text, sizeof(failure.text), "%s", text.c_str());
-  lines.fail(failure);
+  lines.abort(failure);
 }
 
 }  // namespace phalanx

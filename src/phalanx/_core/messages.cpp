@@ -27,18 +27,17 @@ Messages::Messages(std::shared_ptr<Member> member)
       num_received_(at(member_->size()) + 1) {}
 
 void Messages::submit(TicketPtr ticket) {
-  const MessageTicket& mine = *ticket;
-  const TicketPtr keep = ticket;
+  const TicketPtr mine = ticket;
   {
     const std::lock_guard lock(mutex_);
-    auto& numbers = mine.sends ? num_sent_ : num_received_;
-    ticket->seq.store(++numbers[mine.peer == kAnySource ? numbers.size() - 1 : at(mine.peer)],
+    auto& numbers = mine->sends ? num_sent_ : num_received_;
+    ticket->seq.store(++numbers[mine->peer == kAnySource ? numbers.size() - 1 : at(mine->peer)],
                       std::memory_order_relaxed);
     count_begin();
     submitted_.push_back(std::move(ticket));
     any_submitted_.store(true, std::memory_order_release);
   }
-  hand_over(mine, true);
+  hand_over(*mine, true);
 }
 
 void Messages::give_up_if_idle() noexcept {
@@ -70,7 +69,12 @@ void Messages::take_submitted() {
   }
   for (TicketPtr& ticket : submitted) {
     soonest_ = std::min(soonest_, ticket->deadline);
-    if (ticket->sends) {
+    // Whoever made it had not heard of it. What was under way is given up by now, or on its own.
+    if (member_->has_left()) {
+      end(ticket, Result::left);
+    } else if (member_->lines.failed()) {
+      end(ticket, Result::was_broken);
+    } else if (ticket->sends) {
       out_[at(ticket->peer)].waiting.push_back(std::move(ticket));
     } else if (!find_arrived(ticket)) {
       ++(ticket->peer == kAnySource ? num_posted_any_ : in_[at(ticket->peer)].num_posted);
@@ -201,8 +205,7 @@ bool Messages::send_to(int peer) {
 // Envelopes are read only for receives that wait for one: a sender that nobody listens to is held up by the ring.
 bool Messages::take_envelopes(int peer, Incoming& in, ChannelLines& lines) {
   bool did = false;
-  while (listens_to(peer) &&
-         in.taken != lines.sender.announced.load(std::memory_order_seq_cst)) {
+  while (listens_to(peer) && in.taken != lines.sender.announced.load(std::memory_order_seq_cst)) {
     const Envelope& envelope = segment_.envelope(peer, rank_, in.taken);
     if (const TicketPtr ticket = find_posted(peer, envelope.tag)) {
       accept(peer, in.taken, envelope, ticket);

@@ -4,8 +4,8 @@
 // it and the send is done. A long one waits until the receiver, which knows which receive it belongs to, grants it;
 // then it is streamed through the channel's chunks, one granted message after another. So messages are matched by tag
 // in whatever order receives are made, none waits behind one that nobody wants yet, and nothing is ever kept twice but
-// short messages whose receive has not been made. Order is kept by (sender, tag), since envelopes are read in order. A rank's
-// messages to itself take the same way.
+// short messages whose receive has not been made. Order is kept by (sender, tag), since envelopes are read in order. A
+// rank's messages to itself take the same way.
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -15,11 +16,16 @@
 #include <string>
 #include <utility>
 
+#include "futex.hpp"
 #include "per_process.hpp"
 
 namespace phalanx {
 
 namespace {
+
+// A process that leaves its groups because it ends shows soon how it ended: the interpreter of a program with torch
+// takes half of this.
+constexpr std::chrono::milliseconds kTimeToEnd{600};
 
 // Fields of /proc/<pid>/stat, numbered as proc(5) does.
 struct Stat {
@@ -83,9 +89,11 @@ std::shared_ptr<Peer> Peer::watch(const Identity& identity) {
   const int pidfd = static_cast<int>(::syscall(SYS_pidfd_open, identity.pid, 0));
   if (pidfd < 0 && errno != ESRCH) return nullptr;
   const std::optional<Stat> stat = read_stat(identity.pid);
-  const bool is_another = !stat || stat->start != identity.start;
-  if (is_another && pidfd >= 0) ::close(pidfd);
-  peer = std::make_shared<Peer>(identity, is_another ? -1 : pidfd, is_another);
+  // What can't be read says nothing.
+  const bool is_another = stat && identity.start != 0 && stat->start != identity.start;
+  const bool dead = pidfd < 0 || is_another;
+  if (dead && pidfd >= 0) ::close(pidfd);
+  peer = std::make_shared<Peer>(identity, dead ? -1 : pidfd, dead);
   entry = peer;
   return peer;
 }
@@ -94,18 +102,22 @@ Peer::~Peer() {
   if (pidfd_ >= 0) ::close(pidfd_);
 }
 
-bool Peer::poll_for(int milliseconds) noexcept {
-  if (dead_.load(std::memory_order_acquire)) return true;
+bool Peer::dead() noexcept {
+  if (known_dead()) return true;
   pollfd poll_fd{pidfd_, POLLIN, 0};
-  if (::poll(&poll_fd, 1, milliseconds) <= 0) return false;
+  if (::poll(&poll_fd, 1, 0) <= 0 || (poll_fd.revents & POLLIN) == 0) return false;
   status();  // before the parent collects it, where that is the only chance
   dead_.store(true, std::memory_order_release);
   return true;
 }
 
-bool Peer::dead() noexcept { return poll_for(0); }
-
-bool Peer::ends_within(int milliseconds) noexcept { return poll_for(milliseconds); }
+bool Peer::ended_or_late() noexcept {
+  if (dead()) return true;
+  const auto now = Clock::now().time_since_epoch();
+  Clock::rep first = 0;
+  if (first_asked_.compare_exchange_strong(first, now.count(), std::memory_order_relaxed)) return false;
+  return now - Clock::duration(first) > kTimeToEnd;
+}
 
 std::int32_t Peer::status() noexcept {
   std::int32_t found = status_.load(std::memory_order_relaxed);

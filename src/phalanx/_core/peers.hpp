@@ -33,18 +33,17 @@ class Peer {
   bool dead() noexcept;
   // As of the last look, without a system call.
   bool known_dead() const noexcept { return dead_.load(std::memory_order_acquire); }
-  // Waits a little for the process to end; true when it has.
-  bool ends_within(int milliseconds) noexcept;
+  // For a process that is about to end: whether it has, or was given time enough since this was first asked.
+  bool ended_or_late() noexcept;
   // How it ended, as waitpid gives it; kUnknownStatus where that can't be seen (any more).
   std::int32_t status() noexcept;
 
  private:
-  bool poll_for(int milliseconds) noexcept;
-
   const Identity identity_;
   const int pidfd_;
   std::atomic<bool> dead_;
   std::atomic<std::int32_t> status_{kUnknownStatus};
+  std::atomic<std::int64_t> first_asked_{0};  // see ended_or_late()
 };
 
 }  // namespace phalanx

@@ -92,8 +92,9 @@ void Progress::run() {
       more = lane->tend(bells) || more;
       pending = pending || !lane->idle();
     }
-    lanes.clear();
     if (more) continue;
+    // Bells lie in the memory of groups, which stays for the short sleep that something pending has.
+    if (!pending) lanes.clear();
     asleep_.store(true, std::memory_order_seq_cst);
     futex_wait_any(bells, pending ? kLongestSleep : std::chrono::milliseconds(60'000));
     asleep_.store(false, std::memory_order_seq_cst);

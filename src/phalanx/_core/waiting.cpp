@@ -9,9 +9,6 @@ namespace phalanx {
 
 namespace {
 
-// A process that leaves the group because it ends is given so long to show how it ended.
-constexpr int kMillisecondsToEnd = 300;
-
 constexpr std::size_t index(Counter counter) { return static_cast<std::size_t>(counter); }
 
 }  // namespace
@@ -146,8 +143,12 @@ std::vector<int> Lines::missing(const Condition& condition) const {
 
 bool Lines::gone(int rank, GaveUp kind, bool ask) const noexcept {
   const std::uint32_t gave_up = segment_.control(rank).gave_up.load(std::memory_order_seq_cst);
-  if (leaving(rank) != Leaving::no || (gave_up & static_cast<std::uint32_t>(kind)) != 0) return true;
+  if ((gave_up & static_cast<std::uint32_t>(kind)) != 0) return true;
   Peer* process = process_of(rank);
+  const Leaving left = leaving(rank);
+  // For the sake of its exit code, where nothing else tells why it ends.
+  if (left == Leaving::exiting && process != nullptr && last_words(rank).empty()) return process->ended_or_late();
+  if (left != Leaving::no) return true;
   return process != nullptr && (process->known_dead() || (ask && process->dead()));
 }
 
@@ -173,10 +174,8 @@ Failure Lines::describe_gone(int rank) const {
   failure.leaving = leaving(rank);
   failure.kind = failure.leaving == Leaving::no ? FailureKind::lost : FailureKind::left;
   failure.status = kUnknownStatus;
-  Peer* peer = process_of(rank);
-  if (peer != nullptr && failure.leaving != Leaving::closed && peer->ends_within(kMillisecondsToEnd)) {
-    failure.status = peer->status();
-  }
+  Peer* process = process_of(rank);
+  if (process != nullptr && failure.leaving != Leaving::closed && process->dead()) failure.status = process->status();
   return failure;
 }
 
@@ -205,7 +204,13 @@ Failure Lines::failure() const {
   return header_.failure;
 }
 
+void Lines::abort(const Failure& failure) noexcept {
+  header_.aborted.store(1, std::memory_order_seq_cst);
+  fail(failure);
+}
+
 bool Lines::failed_for_all() const {
+  if (header_.aborted.load(std::memory_order_seq_cst) != 0) return true;
   const FailureKind kind = failure().kind;
   return kind != FailureKind::left && kind != FailureKind::lost;
 }

@@ -90,6 +90,8 @@ class Lines {
 
   // The first failure is kept, later ones are dropped. Wakes everybody.
   void fail(const Failure& failure) noexcept;
+  // Ends all waits; with this failure, unless there is one already.
+  void abort(const Failure& failure) noexcept;
   bool failed() const noexcept { return header_.failure_state.load(std::memory_order_acquire) != 0; }
   Failure failure() const;
   // False: calls that do not need the rank that was lost may go on.

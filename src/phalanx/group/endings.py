@@ -9,13 +9,14 @@ child of multiprocessing, which calls neither hook.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing.util
 import os
 import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -43,7 +44,7 @@ def leave(transport: Transport) -> None:
     """The group is closed on this rank. With the last one the process has no thread of ours any more."""
     exception = sys.exception()
     if exception is not None:
-        transport.say_last_words(last_words(exception))
+        _tell(exception, [transport])
     transport.close()
     _transports.discard(transport)
     if not _transports:
@@ -58,23 +59,38 @@ def last_words(exception: BaseException) -> str:
     text = "".join(traceback.format_exception_only(exception)).strip()
     frames = traceback.extract_tb(exception.__traceback__)
     own = [frame for frame in frames if not any(part in frame.filename for part in _FRAMEWORKS)] or frames
-    where = f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name})" if own else ""
-    return text[:_MOST_CHARACTERS] + where
+    where = f" ({_short(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name})" if own else ""
+    return (text[:_MOST_CHARACTERS] + where).encode("utf-8", "backslashreplace").decode()
 
 
-def _tell(exception: BaseException | None) -> None:
-    if exception is None or (isinstance(exception, SystemExit) and exception.__context__ is None):
-        return
-    words = last_words(exception)
-    for transport in list(_transports):
-        transport.say_last_words(words)
+def _short(path: str) -> str:
+    """The path as seen from the working folder, if it lies there."""
+    try:
+        relative = os.path.relpath(path)
+    except (OSError, ValueError):
+        return path
+    return path if relative.startswith(os.pardir) else relative
+
+
+def _tell(exception: BaseException, transports: Iterable[Transport]) -> None:
+    """Never raises: the program has an exception of its own to report."""
+    with contextlib.suppress(Exception):
+        if isinstance(exception, SystemExit) and exception.__context__ is None:
+            return
+        words = last_words(exception)
+        for transport in transports:
+            transport.say_last_words(words)
 
 
 def _exit() -> None:
     """The process ends: leaves what is left."""
-    _tell(sys.exception())
-    for transport in list(_transports):
+    exception = sys.exception()
+    transports = list(_transports)
+    if exception is not None:
+        _tell(exception, transports)
+    for transport in transports:
         transport.close(exiting=True)
+    keeper.stop()
 
 
 def _install() -> None:
@@ -90,9 +106,13 @@ def _install() -> None:
         multiprocessing.util.Finalize(None, _exit, exitpriority=100)
 
 
+# A forked child is in no group.
+os.register_at_fork(after_in_child=_transports.clear)
+
+
 def _telling(before: Callable[..., Any]) -> Callable[..., Any]:
     def excepthook(kind: type[BaseException], exception: BaseException, trace: TracebackType | None) -> Any:
-        _tell(exception)
+        _tell(exception, list(_transports))
         return before(kind, exception, trace)
 
     return excepthook
@@ -100,7 +120,8 @@ def _telling(before: Callable[..., Any]) -> Callable[..., Any]:
 
 def _telling_of_threads(before: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def excepthook(arguments: threading.ExceptHookArgs) -> Any:
-        _tell(arguments.exc_value)
+        if arguments.exc_value is not None:
+            _tell(arguments.exc_value, list(_transports))
         return before(arguments)
 
     return excepthook

@@ -51,7 +51,8 @@ def keep(pending: Pending, on_end: Callable[[], None]) -> None:
         _ensure_idle()
     else:
         del _kept[token]
-        on_end()
+        if pending.ended:
+            on_end()
 
 
 def stop() -> None:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup as TorchProcessGroup
-from torch.distributed import Work as TorchWork
 
 from phalanx.collectives import (
     all_gather,
@@ -83,7 +82,7 @@ class ProcessGroup(TorchProcessGroup):
         self._name = name
         self._desc = "undefined"
         # The works of the coalescing manager that is open, if one is.
-        self._coalesced: list[TorchWork] | None = None
+        self._coalesced: Works | None = None
         # C++ calls the methods of a Work as long as its Python object lives, which DDP's Join drops too early: that of
         # an all_reduce of one number.
         self._recent: deque[Work] = deque(maxlen=_NUM_REMEMBERED)
@@ -162,7 +161,7 @@ class ProcessGroup(TorchProcessGroup):
         self._group.abort("abort() was called")
 
     def shutdown(self) -> None:
-        """Leaves the group. Idempotent; never waits."""
+        """Leaves the group; calls under way end. Idempotent; waits for no peer."""
         self._group.close()
 
     # Collectives.
@@ -181,7 +180,7 @@ class ProcessGroup(TorchProcessGroup):
             # them completed. In a final callback of the engine it would do so before anything queued now.
             work.wait() if in_final_callback() else at_end_of_backward(work.wait)
         if self._coalesced is not None:
-            self._coalesced.append(work)
+            self._coalesced.add(work)
         return work
 
     def allreduce(
@@ -439,16 +438,16 @@ class ProcessGroup(TorchProcessGroup):
         pending = self._group.start_message(op == "send", tensor, peer, tag, seconds_of(timeout))
         work = Work([tensor], pending, peer)
         if self._coalesced is not None:
-            self._coalesced.append(work)
+            self._coalesced.add(work)
         return work
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Calls are begun as they come; what is collected is their works, for one wait."""
-        self._coalesced = []
+        self._coalesced = Works()
 
     def _end_coalescing(self, device: torch.device) -> Works:
         works, self._coalesced = self._coalesced, None
-        return Works(works or [])
+        return works or Works()
 
     # What later versions will have.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,6 +20,7 @@ from phalanx.transports.base import Pending
 __all__ = ["Work", "Works"]
 
 _ZERO = timedelta(0)
+_MANY = 256
 _Tensors = list[torch.Tensor]
 # Held for a few assignments only; the garbage collector may come in between and want it, too.
 _lock = threading.RLock()
@@ -67,7 +69,7 @@ class Work(TorchWork):
             return None
         try:
             pending.settle()
-        except PhalanxError as error:
+        except Exception as error:
             return error
         return None
 
@@ -109,11 +111,20 @@ class Work(TorchWork):
 
 
 class Works(TorchWork):
-    """Several calls as one: what the coalescing manager waits for."""
+    """Several calls of one thread as one: what the coalescing manager waits for."""
 
-    def __init__(self, works: list[TorchWork]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._works = works
+        self._works: list[Work] = []
+        self._thread = threading.get_ident()
+
+    def add(self, work: Work) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self._works.append(work)
+        # A manager that ended with an exception never asks for them: those that are done are not to pile up.
+        if len(self._works) % _MANY == 0:
+            self._works = [work for work in self._works if not work.is_success()]
 
     def wait(self, timeout: timedelta = _ZERO) -> bool:
         return all(work.wait(timeout) for work in self._works)
@@ -159,3 +170,12 @@ def _finisher(pending: Pending) -> Callable[[], None]:
             pending.settle()
 
     return finish
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+# A thread that a forked child does not have may have held it.
+os.register_at_fork(after_in_child=_renew_lock)

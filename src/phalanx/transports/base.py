@@ -31,7 +31,7 @@ class Pending(Protocol):
         """Does what remains to be done once the call has ended. Raises what made it fail; the same each time."""
 
     def notify(self, token: int) -> bool:
-        """Has the transport's `next_completions` give the token when the call ends. False: it has ended already."""
+        """Asks for the token when the call ends. False: it has ended already. To be asked once."""
 
 
 class Transport(Protocol):

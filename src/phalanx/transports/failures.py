@@ -77,7 +77,7 @@ class _Where(TypedDict):
     group: str
     rank: int
     op: str
-    seq: int
+    seq: int | None
 
 
 def explain(
@@ -97,7 +97,8 @@ def explain(
     failure: dict[str, Any] = group.failure()
     cause, finder = failure["kind"], failure["rank"]
     was_broken = status == _native.WAS_BROKEN
-    if seq is None:
+    # Messages are not counted by the group, and one that was refused has no number.
+    if seq is None and op not in ("send", "recv"):
         seq = group.seq + 1 if was_broken else group.seq
     here = _Where(group=info.name, rank=info.rank, op=op, seq=seq)
     broken = "the group is broken: " if was_broken else ""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from phalanx import _native
-from phalanx.errors import CallTimeout, PhalanxError
+from phalanx.errors import CallTimeout
 from phalanx.transports import failures
 from phalanx.transports.spans import (
     IN_PLACE_OPS,
@@ -93,11 +94,23 @@ class ShmTransport:
         if group is None:
             self._raise("all_reduce", _native.LEFT, timeout)
         started = group.start_single(
-            _ALL_REDUCE, reduce_op, NO_ROOT, dtype_code, tensor.numel(), 0, 1.0, timeout, address, size, True, True
+            tensor,
+            _ALL_REDUCE,
+            reduce_op,
+            NO_ROOT,
+            dtype_code,
+            tensor.numel(),
+            0,
+            1.0,
+            timeout,
+            address,
+            size,
+            True,
+            True,
         )
         if started == _native.FINISHED:
             return None
-        return self._pending(started, "all_reduce", timeout, tensor, [])
+        return self._pending(group, started, "all_reduce", timeout, [])
 
     def run(self, call: Call, timeout: float) -> None:
         single = _single(call, timeout)
@@ -122,20 +135,19 @@ class ShmTransport:
         if group is None:
             self._raise(call.op, _native.LEFT, timeout)
         single = _single(call, timeout)
-        kept: Any = call
         copies: Copies = []
         if single is not None:
-            started = group.start_single(*single)
+            started = group.start_single(call, *single)
         else:
             arguments, kept, copies = self._prepare(call, timeout)
-            started = group.start(*arguments)
+            started = group.start(kept, *arguments)
         if started == _native.FINISHED:
             if copies:
                 copy_back(copies)
             if self._copying and call.op == "barrier":
                 self.settle_copies()
             return None
-        return self._pending(started, call.op, timeout, (call, kept), copies)
+        return self._pending(group, started, call.op, timeout, copies)
 
     def start_message(
         self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float
@@ -149,13 +161,13 @@ class ShmTransport:
         code = _dtype_code(tensor.dtype, 0)
         layout = 0 if code else zlib.crc32(str(tensor.dtype).encode())
         started = group.message(
-            sends, peer, tag, code, layout, tensor.numel(), timeout, memory.data_ptr(), memory.nbytes
+            memory, sends, peer, tag, code, layout, tensor.numel(), timeout, memory.data_ptr(), memory.nbytes
         )
         if started == _native.FINISHED:
             if copies:
                 copy_back(copies)
             return None
-        return self._pending(started, op, timeout, (tensor, memory), copies)
+        return self._pending(group, started, op, timeout, copies)
 
     def settle_copies(self) -> None:
         """Copies back what calls before have written."""
@@ -189,12 +201,11 @@ class ShmTransport:
         return arguments, (inputs, outputs), output_copies
 
     def _pending(
-        self, started: int | _native.Pending, op: str, timeout: float, kept: Any, copies: Copies
+        self, group: _native.Group, started: int | _native.Pending, op: str, timeout: float, copies: Copies
     ) -> ShmPending:
-        group = self._group
-        if isinstance(started, int) or group is None:
-            self._raise(op, started if isinstance(started, int) else _native.LEFT, timeout)
-        pending = ShmPending(self, group, self._info, started, op, timeout, kept, copies)
+        if isinstance(started, int):
+            raise failures.explain(group, self._info, op, started, timeout)
+        pending = ShmPending(self, group, self._info, started, op, timeout, copies)
         if copies:
             self._copying.append(pending)
         return pending
@@ -207,14 +218,13 @@ class ShmTransport:
 
 
 class ShmPending:
-    """A call under way in the native core. Keeps what the core reads and writes until it is done with it."""
+    """A call under way in the native core, whose handle keeps what the call reads and writes."""
 
     __slots__ = (
         "_copies",
         "_error",
         "_group",
         "_info",
-        "_kept",
         "_native",
         "_op",
         "_settled",
@@ -230,7 +240,6 @@ class ShmPending:
         native: _native.Pending,
         op: str,
         timeout: float,
-        kept: Any,
         copies: Copies,
     ) -> None:
         self._transport = transport
@@ -239,10 +248,9 @@ class ShmPending:
         self._native: _native.Pending | _Over = native
         self._op = op
         self._timeout = timeout
-        self._kept = kept
         self._copies = copies
         self._settled = False
-        self._error: PhalanxError | None = None
+        self._error: Exception | None = None
 
     @property
     def ended(self) -> bool:
@@ -278,11 +286,13 @@ class ShmPending:
                 self._error = failures.explain(
                     self._group, self._info, self._op, status, self._timeout, self._native.seq
                 )
-            elif self._copies:
-                copy_back(self._copies)
+            try:
+                if self._error is None and self._copies:
+                    copy_back(self._copies)
+            except Exception as error:
+                self._error = error
             if self._copies:
                 self._transport.forget_copies(self)
-            self._kept = None
             self._copies = []
             self._settled = True
             # A call that is over does not keep the group's memory mapped.
@@ -298,9 +308,9 @@ class _Over:
     __slots__ = ("result", "seq", "source")
 
     def __init__(self, native: _native.Pending | _Over) -> None:
-        self.result = native.result
-        self.seq = native.seq
-        self.source = native.source
+        self.result: int = native.result
+        self.seq: int = native.seq
+        self.source: int = native.source
 
     def wait(self, timeout: float) -> int:
         return self.result
@@ -310,6 +320,15 @@ class _Over:
 
     def missing(self) -> list[int]:
         return []
+
+
+def _renew_lock() -> None:
+    global _settling
+    _settling = threading.RLock()
+
+
+# A thread that a forked child does not have may have held it.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _closed(*_: object) -> int:
