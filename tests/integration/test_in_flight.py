@@ -1,4 +1,4 @@
-"""Calls under way while other things happen: nobody waits, the process forks, a wait is interrupted, memory is short."""
+"""Calls under way while other things happen: nobody waits, the process forks, waits are cut short, descriptors end."""
 
 from __future__ import annotations
 
@@ -129,15 +129,19 @@ def test_ctrl_c_ends_the_wait_and_not_the_call(tmp_path: Path) -> None:
     assert [end.value for end in ends] == [2.0, 2.0], ends[0].trace
 
 
+def _raise_and_destroy() -> None:
+    try:
+        raise ValueError("bad \udcff byte")
+    finally:
+        dist.destroy_process_group()
+
+
 def _odd_words(here: Here) -> str:
     """An exception whose text is no UTF-8 neither hides itself nor keeps the group open."""
     here.init()
     if here.rank == 1:
         with pytest.raises(ValueError, match="\udcff"):
-            try:
-                raise ValueError("bad \udcff byte")
-            finally:
-                dist.destroy_process_group()
+            _raise_and_destroy()
         return ""
     with pytest.raises(phalanx.PeerLost) as caught:
         dist.barrier()
@@ -154,8 +158,7 @@ def _broken_manager(here: Here) -> float:
     here.init()
     device = torch.device("cpu")
     with pytest.raises(ZeroDivisionError), _coalescing_manager(device=device, async_ops=True):
-        dist.broadcast(torch.ones(1), 0, async_op=True)
-        raise ZeroDivisionError
+        dist.broadcast(torch.ones(1 // 0), 0, async_op=True)
     dist.distributed_c10d._world.pg_coalesce_state.clear()
     group = dist.group.WORLD
     assert group is not None

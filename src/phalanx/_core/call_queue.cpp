@@ -19,8 +19,9 @@ void CallQueue::submit(std::shared_ptr<CallTicket> ticket, Handing handing) {
     count_begin();
     queue_.push_back(std::move(ticket));
   }
-  // Nobody tends the lane of a rank that has left.
-  if (handing != Handing::waited_for) hand_over(*mine, handing == Handing::at_once || member_->has_left());
+  if (handing != Handing::waited_for) hand_over(*mine, handing == Handing::at_once);
+  // Nobody tends the lane of a rank that has left, and leave() may have swept it just before.
+  if (member_->has_left()) sweep();
 }
 
 bool CallQueue::withdraw(const Ticket& ticket) {

@@ -38,6 +38,8 @@ void Messages::submit(TicketPtr ticket) {
     any_submitted_.store(true, std::memory_order_release);
   }
   hand_over(*mine, true);
+  // Nobody tends the lane of a rank that has left, and leave() may have swept it just before.
+  if (member_->has_left()) sweep();
 }
 
 void Messages::give_up_if_idle() noexcept {
