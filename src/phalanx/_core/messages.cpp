@@ -299,59 +299,46 @@ void Messages::disarm() { segment_.message_line(rank_).sleeps.store(0, std::memo
 
 void Messages::wake_holder() noexcept { ring(segment_.message_line(rank_).bell); }
 
-template <class Fn>
-void Messages::for_each_pending(Fn&& fn) {
-  for (Outgoing& out : out_) {
-    for (const TicketPtr& ticket : out.waiting) fn(ticket);
-    for (const auto& [number, ticket] : out.offered) fn(ticket);
-    for (const Stream& stream : out.streams) fn(stream.ticket);
+std::vector<Messages::TicketPtr> Messages::tickets_of(int peer) const {
+  const Outgoing& out = out_[at(peer)];
+  const Incoming& in = in_[at(peer)];
+  std::vector<TicketPtr> tickets(out.waiting.begin(), out.waiting.end());
+  for (const auto& [number, ticket] : out.offered) tickets.push_back(ticket);
+  for (const Stream& stream : out.streams) tickets.push_back(stream.ticket);
+  for (const auto& [number, ticket] : in.to_grant) tickets.push_back(ticket);
+  for (const Stream& stream : in.streams) tickets.push_back(stream.ticket);
+  for (const TicketPtr& ticket : posted_) {
+    if (ticket->peer == peer) tickets.push_back(ticket);
   }
-  for (Incoming& in : in_) {
-    for (const auto& [number, ticket] : in.to_grant) fn(ticket);
-    for (const Stream& stream : in.streams) fn(stream.ticket);
-  }
-  for (const TicketPtr& ticket : posted_) fn(ticket);
+  return tickets;
 }
 
-void Messages::end_all(Result result) {
-  if (any_submitted_.load(std::memory_order_acquire)) take_submitted();
-  std::vector<TicketPtr> tickets;
-  for_each_pending([&](const TicketPtr& ticket) { tickets.push_back(ticket); });
-  for (Outgoing& out : out_) {
-    out.waiting.clear();
-    out.offered.clear();
-    out.streams.clear();
-  }
-  for (Incoming& in : in_) {
-    in.to_grant.clear();
-    in.streams.clear();
-    in.num_posted = 0;
-  }
-  posted_.clear();
-  num_posted_any_ = 0;
-  for (const TicketPtr& ticket : tickets) end(ticket, result);
-}
-
-void Messages::fail_with(int peer) {
-  std::vector<TicketPtr> tickets;
+std::vector<Messages::TicketPtr> Messages::take_tickets_of(int peer) {
+  std::vector<TicketPtr> tickets = tickets_of(peer);
   Outgoing& out = out_[at(peer)];
   Incoming& in = in_[at(peer)];
-  for (TicketPtr& ticket : out.waiting) tickets.push_back(std::move(ticket));
-  for (auto& [number, ticket] : out.offered) tickets.push_back(std::move(ticket));
-  for (Stream& stream : out.streams) tickets.push_back(std::move(stream.ticket));
-  for (auto& [number, ticket] : in.to_grant) tickets.push_back(std::move(ticket));
-  for (Stream& stream : in.streams) tickets.push_back(std::move(stream.ticket));
   out.waiting.clear();
   out.offered.clear();
   out.streams.clear();
   in.to_grant.clear();
   in.streams.clear();
   in.num_posted = 0;
-  std::erase_if(posted_, [&](const TicketPtr& ticket) {
-    if (ticket->peer != peer) return false;
-    tickets.push_back(ticket);
-    return true;
-  });
+  posted_.remove_if([&](const TicketPtr& ticket) { return ticket->peer == peer; });
+  return tickets;
+}
+
+void Messages::end_all(Result result) {
+  if (any_submitted_.load(std::memory_order_acquire)) take_submitted();
+  for (int peer = 0; peer < member_->size(); ++peer) {
+    for (const TicketPtr& ticket : take_tickets_of(peer)) end(ticket, result);
+  }
+  // What is left are receives from anybody.
+  num_posted_any_ = 0;
+  for (const TicketPtr& ticket : std::exchange(posted_, {})) end(ticket, result);
+}
+
+void Messages::fail_with(int peer) {
+  const std::vector<TicketPtr> tickets = take_tickets_of(peer);
   const MessageTicket& first = *tickets.front();
   member_->report_gone(first.sends ? Op::send : Op::recv, first.seq.load(std::memory_order_relaxed), peer);
   for (const TicketPtr& ticket : tickets) end(ticket, Result::failed);
@@ -390,13 +377,17 @@ void Messages::check() {
   if (now < soonest_) return;
   soonest_ = Clock::time_point::max();
   TicketPtr late;
-  for_each_pending([&](const TicketPtr& ticket) {
+  const auto look_at = [&](const TicketPtr& ticket) {
     if (ticket->deadline <= now) {
       late = ticket;
     } else {
       soonest_ = std::min(soonest_, ticket->deadline);
     }
-  });
+  };
+  for (int peer = 0; peer < member_->size(); ++peer) {
+    for (const TicketPtr& ticket : tickets_of(peer)) look_at(ticket);
+  }
+  for (const TicketPtr& ticket : posted_) look_at(ticket);
   if (!late) return;
   member_->report_timeout(late->sends ? Op::send : Op::recv, late->seq.load(std::memory_order_relaxed),
                           peers_of(*late));

@@ -88,10 +88,12 @@ class Messages : public Lane {
 
   void end(const TicketPtr& ticket, Result result);
   void end_all(Result result);
+  // What is under way to and from the peer; a receive from anybody once it has a message.
+  std::vector<TicketPtr> tickets_of(int peer) const;
+  // The same, out of all lists.
+  std::vector<TicketPtr> take_tickets_of(int peer);
   // Ends the messages to and from the peer, who will not take part in them any more.
   void fail_with(int peer);
-  template <class Fn>
-  void for_each_pending(Fn&& fn);
   std::vector<int> peers_of(const MessageTicket& ticket) const;
 
   const std::shared_ptr<Member> member_;
