@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <initializer_list>
 
 #include "harness.hpp"
 
@@ -70,6 +69,9 @@ Result run_shape(Group& group, const Shape& shape, std::chrono::nanoseconds time
         request.in.add_block(&one_in, 1);
         if (is_root || shape.op == Op::all_reduce) request.out.add_block(&one_in, 1);
         break;
+      case Op::send:
+      case Op::recv:
+        break;
     }
   });
 }
@@ -85,30 +87,6 @@ void agree(Group& group, std::uint64_t num, Complaints& complaints) {
   }
 }
 
-void expect(Complaints& complaints, bool holds, const char* what) {
-  if (!holds) complaints.push_back(std::string("expected ") + what);
-}
-
-void expect_result(Complaints& complaints, Result found, std::initializer_list<Result> allowed, const char* what) {
-  if (std::find(allowed.begin(), allowed.end(), found) != allowed.end()) return;
-  complaints.push_back(text("%s %s", what, name_of(found)));
-}
-
-void expect_failure(Complaints& complaints, const Failure& failure, FailureKind kind, std::uint64_t seq) {
-  if (failure.kind == kind && failure.seq == seq) return;
-  complaints.push_back(text("the failure has kind %u and seq %llu, expected %u and %llu",
-                            static_cast<unsigned>(failure.kind), static_cast<unsigned long long>(failure.seq),
-                            static_cast<unsigned>(kind), static_cast<unsigned long long>(seq)));
-}
-
-std::vector<int> all_but(int size, const std::vector<int>& absent) {
-  std::vector<int> ranks;
-  for (const int rank : all_ranks(size)) {
-    if (std::find(absent.begin(), absent.end(), rank) == absent.end()) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
 // Until these ranks have arrived in the next call. Works before the first tick only, where ticks are calls.
 void wait_arrived(const Segment& segment, const std::vector<int>& ranks) {
   for (const int rank : ranks) {
@@ -116,8 +94,6 @@ void wait_arrived(const Segment& segment, const std::vector<int>& ranks) {
     while (staged.load(std::memory_order_relaxed) == 0) std::this_thread::yield();
   }
 }
-
-int random_rank(Random& random, int size) { return static_cast<int>(random.below(static_cast<std::uint64_t>(size))); }
 
 bool waits_for_all(const Shape& shape, int rank) {
   if (shape.op == Op::gather || shape.op == Op::reduce) return shape.root == rank;
@@ -270,7 +246,7 @@ Complaints leave(int size, Random& random, bool while_waiting) {
   const std::vector<int> others = all_but(size, {leaver});
   Complaints complaints;
   if (!while_waiting) {
-    world[leaver].leave();
+    world[leaver].leave(Leaving::closed);
     complaints = on_ranks(others, [&](int rank, Complaints& mine) {
       const Result result = run_shape(world[rank], Shape{.op = Op::broadcast, .root = others.front()});
       expect_result(mine, result, {Result::finished}, "a broadcast that does not need the rank that left");
@@ -279,7 +255,7 @@ Complaints leave(int size, Random& random, bool while_waiting) {
   std::thread leaving([&] {
     if (!while_waiting) return;
     wait_arrived(*world.segment, others);
-    world[leaver].leave();
+    world[leaver].leave(Leaving::closed);
   });
   const Complaints late = on_ranks(others, [&](int rank, Complaints& mine) {
     const Result result = run_shape(world[rank], kBarrierCall);
@@ -345,9 +321,7 @@ std::vector<MismatchCase> mismatch_cases() {
 void run_failure_cases(Tally& tally, int size, std::uint64_t seed) {
   std::uint64_t number = 0;
   const auto run = [&](const std::string& name, const std::function<Complaints(Random&)>& body) {
-    Random random(mix(seed, ++number));
-    tally.run(text("%s, %d ranks, seed %llu", name.c_str(), size, static_cast<unsigned long long>(seed)),
-              [&] { return body(random); });
+    tally.run_seeded(name, size, seed, ++number, body);
   };
   run("two threads a rank", [&](Random& random) { return shared_groups(size, random); });
   if (size == 1) return;

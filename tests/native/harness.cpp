@@ -1,5 +1,6 @@
 #include "harness.hpp"
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <utility>
@@ -20,6 +21,7 @@ Tuning random_tuning(Random& random) {
   tuning.slot_bytes = random.pick({4096u, 8192u});
   tuning.chunk_bytes = random.pick({256u, 1024u, 4096u});
   tuning.one_shot_bytes = random.pick({0u, 64u, 512u, 4096u});
+  tuning.message_chunk_bytes = random.pick({64u, 500u, 1024u, 4096u});
   tuning.crowded = static_cast<std::uint32_t>(random.below(2));
   tuning.spin_us = random.pick({0u, 1u, 20u});
   return tuning;
@@ -56,18 +58,92 @@ std::vector<int> all_ranks(int size) {
 }
 
 const char* name_of(Result result) {
-  switch (result) {
-    case Result::finished:
-      return "finished";
-    case Result::failed:
-      return "failed";
-    case Result::was_broken:
-      return "was broken";
+  constexpr const char* kNames[] = {"finished", "failed",    "was broken", "forked",   "nested",      "busy",
+                                    "left",     "no memory", "pending",    "no space", "not writable"};
+  return kNames[static_cast<int>(result)];
+}
+
+std::shared_ptr<MessageTicket> start_message(Group& group, std::chrono::nanoseconds timeout, const Message& message) {
+  auto ticket = std::make_shared<MessageTicket>();
+  ticket->sends = message.sends;
+  ticket->peer = message.peer;
+  ticket->tag = message.tag;
+  ticket->dtype = message.dtype;
+  ticket->count = message.count;
+  ticket->data = message.data;
+  const Result refused = refusal(group);
+  if (refused == Result::was_broken) group.messages().give_up_if_idle();
+  ticket->deadline = Clock::now() + timeout;
+  refused == Result::finished ? group.messages().submit(ticket) : ticket->end(refused);
+  return ticket;
+}
+
+Result wait_for(Lane& lane, const Ticket& ticket, std::chrono::nanoseconds first_look) {
+  std::chrono::nanoseconds look = first_look;
+  while (ticket.pending()) {
+    const auto now = Clock::now();
+    lane.wait(ticket, now < ticket.deadline ? std::min(now + look, ticket.deadline) : now + look);
+    if (ticket.pending() && Clock::now() >= ticket.deadline) lane.withdraw(ticket);
+    look = kBetweenLooks;
   }
-  return "unknown";
+  return ticket.result();
+}
+
+Result poll(const Ticket& ticket) {
+  // Later than any end that its own deadline, or that of a call before it, brings about.
+  const auto until = Clock::now() + kPatience + std::chrono::seconds(5);
+  while (ticket.pending() && Clock::now() < until) std::this_thread::yield();
+  return ticket.result();
+}
+
+Notices::Notices(std::size_t num) : came_(num), thread_([this] { run(); }) {}
+
+Notices::~Notices() {
+  completions().set_closed(true);
+  thread_.join();
+  completions().set_closed(false);
+}
+
+bool Notices::expect(Ticket& ticket, std::size_t number) { return ticket.notify(number + 1); }
+
+void Notices::wait(std::size_t number) const { came_[number].wait(0, std::memory_order_acquire); }
+
+void Notices::run() {
+  while (const std::uint64_t token = completions().next()) {
+    if (token > came_.size() || came_[token - 1].exchange(1, std::memory_order_release) != 0) {
+      in_order_.store(false);
+      continue;
+    }
+    came_[token - 1].notify_all();
+  }
+}
+
+void expect(Complaints& complaints, bool holds, const char* what) {
+  if (!holds) complaints.push_back(std::string("expected ") + what);
+}
+
+void expect_result(Complaints& complaints, Result found, std::initializer_list<Result> allowed, const char* what) {
+  if (std::find(allowed.begin(), allowed.end(), found) != allowed.end()) return;
+  complaints.push_back(text("%s %s", what, name_of(found)));
+}
+
+void expect_failure(Complaints& complaints, const Failure& failure, FailureKind kind, std::uint64_t seq) {
+  if (failure.kind == kind && failure.seq == seq) return;
+  complaints.push_back(text("the failure has kind %u and seq %llu, expected %u and %llu",
+                            static_cast<unsigned>(failure.kind), static_cast<unsigned long long>(failure.seq),
+                            static_cast<unsigned>(kind), static_cast<unsigned long long>(seq)));
+}
+
+std::vector<int> all_but(int size, const std::vector<int>& absent) {
+  std::vector<int> ranks;
+  for (const int rank : all_ranks(size)) {
+    if (std::find(absent.begin(), absent.end(), rank) == absent.end()) ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 void Tally::run(const std::string& name, const std::function<Complaints()>& body) {
+  if (name.find(part_) == std::string::npos) return;
   {
     const std::lock_guard lock(mutex_);
     running_ = name;
@@ -78,6 +154,14 @@ void Tally::run(const std::string& name, const std::function<Complaints()>& body
   std::printf("FAILED %s\n", name.c_str());
   for (const std::string& complaint : complaints) std::printf("  %s\n", complaint.c_str());
   std::fflush(stdout);
+}
+
+void Tally::run_seeded(const std::string& name, int size, std::uint64_t seed, std::uint64_t number,
+                       const std::function<Complaints(Random&)>& body) {
+  run(text("%s, %d ranks, seed %llu", name.c_str(), size, static_cast<unsigned long long>(seed)), [&] {
+    Random random(mix(seed, number));
+    return body(random);
+  });
 }
 
 std::string Tally::running() const {

@@ -1,18 +1,22 @@
-// What the parts of the native stress test share: ranks as threads over one mapping, calls as bindings.cpp makes them,
-// random numbers that every rank draws alike, and the tally.
+// What the parts of the native stress test share: ranks as threads over one mapping, calls as bind_calls.cpp makes
+// them, random numbers that every rank draws alike, and the tally.
 //
 // Ranks of a world share nothing but its segment while they run: a lock or a counter of the test's own between their
-// calls would order what the core must order, and hide a race from the thread sanitizer.
+// calls would order what the core must order, and hide a race from the thread sanitizer. The progress thread, which
+// ranks in processes of their own would not share, does order some; where callers wait for their calls it has no part.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "group.hpp"
@@ -22,8 +26,8 @@ namespace stress {
 using namespace phalanx;
 
 // Longer than any call takes that is to succeed, on a slow and busy machine too.
-inline constexpr std::chrono::seconds kPatience{20};
-// As in bindings.cpp.
+inline constexpr std::chrono::seconds kPatience{40};
+// As in bind_calls.cpp.
 inline constexpr std::chrono::milliseconds kBetweenLooks{50};
 inline constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 
@@ -72,39 +76,96 @@ struct World {
 Complaints on_ranks(const std::vector<int>& ranks, const std::function<void(int, Complaints&)>& fn);
 std::vector<int> all_ranks(int size);
 
-enum class Result { finished, failed, was_broken };
 const char* name_of(Result result);
 
-// One call: `fill` sets the request. The core looks around for the first time when `first_look` has passed.
+// Why a call can't even be handed over; `finished` where it can.
+inline Result refusal(const Group& group) {
+  if (group.has_left()) return Result::left;
+  return group.broken() ? Result::was_broken : Result::finished;
+}
+
+// Calls and messages as bind_calls.cpp makes them. A ticket that is refused has ended when it comes back.
+template <class Fill>
+std::shared_ptr<CallTicket> start_call(Group& group, std::chrono::nanoseconds timeout, Handing handing, Fill&& fill) {
+  auto ticket = std::make_shared<CallTicket>();
+  fill(ticket->request);
+  const Result refused = refusal(group);
+  if (refused == Result::was_broken) group.calls().give_up_if_idle();
+  ticket->deadline = Clock::now() + timeout;
+  refused == Result::finished ? group.calls().submit(ticket, handing) : ticket->end(refused);
+  return ticket;
+}
+
+struct Message {
+  bool sends;
+  int peer;
+  std::uint32_t tag;
+  DType dtype;
+  std::int64_t count;
+  Piece data;
+};
+std::shared_ptr<MessageTicket> start_message(Group& group, std::chrono::nanoseconds timeout, const Message& message);
+
+// Waits until the ticket has ended. Python's signal handlers would have their turn for the first time when `first_look`
+// has passed. A call whose time is up before it has begun is taken back.
+Result wait_for(Lane& lane, const Ticket& ticket, std::chrono::nanoseconds first_look = kBetweenLooks);
+// Looks at the ticket and no more: it is up to the progress thread. Pending where that does not end it.
+Result poll(const Ticket& ticket);
+
+// One call from its start to its end.
 template <class Fill>
 Result run_call(Group& group, std::chrono::nanoseconds timeout, std::chrono::nanoseconds first_look, Fill&& fill) {
-  while (!group.acquire(Clock::now() + kBetweenLooks)) continue;
-  fill(group.request());
-  Result result = Result::was_broken;
-  if (!group.broken()) {
-    group.start(timeout);
-    Outcome outcome = group.proceed(Clock::now() + first_look);
-    while (outcome == Outcome::pending) outcome = group.proceed(Clock::now() + kBetweenLooks);
-    result = outcome == Outcome::finished ? Result::finished : Result::failed;
-  }
-  group.release();
-  return result;
+  return wait_for(group.calls(), *start_call(group, timeout, Handing::waited_for, fill), first_look);
 }
+
+// The ends of calls as the completions tell them, taken by a thread of their own. One at a time: a process has one
+// queue.
+class Notices {
+ public:
+  explicit Notices(std::size_t num);  // for tickets 0 to num - 1
+  ~Notices();
+  Notices(const Notices&) = delete;
+  Notices& operator=(const Notices&) = delete;
+
+  // False: the ticket has ended already, and there is no notice to wait for.
+  bool expect(Ticket& ticket, std::size_t number);
+  void wait(std::size_t number) const;
+  // Once all that were expected have been waited for: whether a notice came that nobody expected, or one twice.
+  bool in_order() const { return in_order_.load(); }
+
+ private:
+  void run();
+
+  std::vector<std::atomic<std::uint32_t>> came_;
+  std::atomic<bool> in_order_{true};
+  std::thread thread_;
+};
 
 inline void yield_times(std::uint64_t times) {
   for (; times > 0; --times) std::this_thread::yield();
 }
 
+// Where ranks must have got somewhere before something happens they say so by a relaxed counter, which orders nothing.
+inline void wait_until(const std::atomic<int>& count, int value) {
+  while (count.load(std::memory_order_relaxed) < value) std::this_thread::yield();
+}
+
 // Runs cases one after another, counts them, and prints those that fail.
 class Tally {
  public:
+  // Only cases whose name has `part` in it.
+  explicit Tally(std::string part) : part_(std::move(part)) {}
   void run(const std::string& name, const std::function<Complaints()>& body);
+  // The cases of a world: the first of them gets number 1, and each a seed that comes of the world's and its number.
+  void run_seeded(const std::string& name, int size, std::uint64_t seed, std::uint64_t number,
+                  const std::function<Complaints(Random&)>& body);
   std::string running() const;  // from any thread
   int num_passed() const { return passed_; }
   int num_failed() const { return failed_; }
 
  private:
   mutable std::mutex mutex_;
+  const std::string part_;
   std::string running_;
   int passed_ = 0;
   int failed_ = 0;
@@ -114,7 +175,19 @@ class Tally {
 // Reductions of many ticks get a mixture of their own: theirs are the slots that are written twice and read twice.
 enum class Mixture { all_ops, long_reductions };
 Complaints check_random_calls(int size, std::uint64_t seed, Mixture mixture);
-// Every way in which a call can fail, and calls from several threads (failures.cpp).
-void run_failure_cases(Tally& tally, int size, std::uint64_t seed);
+// The cases of one world size, each with a seed of its own.
+void run_async_cases(Tally& tally, int size, std::uint64_t seed);            // async_calls.cpp
+void run_message_cases(Tally& tally, int size, std::uint64_t seed);          // random_messages.cpp
+void run_failure_cases(Tally& tally, int size, std::uint64_t seed);          // failures.cpp
+void run_pending_failure_cases(Tally& tally, int size, std::uint64_t seed);  // pending_failures.cpp
+
+// What failure cases say of what they found.
+void expect(Complaints& complaints, bool holds, const char* what);
+void expect_result(Complaints& complaints, Result found, std::initializer_list<Result> allowed, const char* what);
+void expect_failure(Complaints& complaints, const Failure& failure, FailureKind kind, std::uint64_t seq);
+std::vector<int> all_but(int size, const std::vector<int>& absent);
+inline int random_rank(Random& random, int size) {
+  return static_cast<int>(random.below(static_cast<std::uint64_t>(size)));
+}
 
 }  // namespace stress

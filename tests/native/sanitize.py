@@ -40,9 +40,9 @@ class Variant:
 
 
 VARIANTS = [
-    Variant("thread", "stress-thread", "stress", "thread", 3),
+    Variant("thread", "stress-thread", "stress", "thread", 2),
     Variant("seeded", "stress-thread", "stress_seeded", "thread", 1, must_race=True),
-    Variant("address", "stress-address", "stress", "address,undefined", 10),
+    Variant("address", "stress-address", "stress", "address,undefined", 3),
 ]
 
 

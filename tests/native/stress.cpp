@@ -1,10 +1,11 @@
 // A stress test of the core with ranks as threads over one mapping, to run under sanitizers (sanitize.py): the thread
 // sanitizer sees nothing between two mappings of one segment.
 //
-//   stress [seed] [rounds]
+//   stress [seed] [rounds] [part of the names of the cases to run]
 //
-// A round has random calls and every kind of failure in worlds of 1 to 8 ranks. A seed gives the same calls again; how
-// the threads interleave is up to the machine. The round in which something fails is the last.
+// A round has random calls and messages, waited for and left to the progress thread, and every kind of failure in
+// worlds of 1 to 8 ranks. A seed gives the same calls again; how the threads interleave is up to the machine. The round
+// in which something fails is the last.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -42,7 +43,7 @@ void watch(const stress::Tally& tally, const std::atomic<bool>& ended) {
 int main(int argc, char** argv) {
   const std::uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
   const std::uint64_t rounds = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 3;
-  stress::Tally tally;
+  stress::Tally tally(argc > 3 ? argv[3] : "");
   std::atomic<bool> ended{false};
   std::thread watchdog([&] { watch(tally, ended); });
   for (std::uint64_t round = 0; round < rounds && tally.num_failed() == 0; ++round) {
@@ -53,7 +54,10 @@ int main(int argc, char** argv) {
         tally.run(stress::text("%s, %d ranks, seed %llu", what, size, static_cast<unsigned long long>(world_seed)),
                   [&] { return stress::check_random_calls(size, world_seed, mixture); });
       }
+      stress::run_async_cases(tally, size, world_seed);
+      stress::run_message_cases(tally, size, world_seed);
       stress::run_failure_cases(tally, size, world_seed);
+      stress::run_pending_failure_cases(tally, size, world_seed);
     }
   }
   ended.store(true);

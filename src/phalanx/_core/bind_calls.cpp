@@ -174,7 +174,7 @@ Result carry_out(Group& group, const std::shared_ptr<CallTicket>& ticket) {
     Result result;
     {
       WithoutGil without;
-      if (!std::exchange(submitted, true)) calls.submit(ticket, CallQueue::Handing::waited_for);
+      if (!std::exchange(submitted, true)) calls.submit(ticket, Handing::waited_for);
       result = wait_a_while(calls, *ticket, next_look());
     }
     if (result != Result::pending) return result;
@@ -265,7 +265,7 @@ nb::object start_with(Group& group, const Arguments& arguments, nb::object kept,
       std::max(request.in.largest(), request.out.largest()) <= group.segment().header().tuning.one_shot_bytes;
   {
     WithoutGil without;
-    group.calls().submit(ticket, is_short ? CallQueue::Handing::at_once : CallQueue::Handing::to_others);
+    group.calls().submit(ticket, is_short ? Handing::at_once : Handing::later);
   }
   return result_or_pending(group.calls_lane(), std::move(ticket), std::move(kept));
 }

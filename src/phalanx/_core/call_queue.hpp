@@ -11,13 +11,17 @@
 
 namespace phalanx {
 
+// Who goes on with a call that is handed over.
+enum class Handing {
+  waited_for,  // the caller, who waits for it next
+  at_once,     // the caller, as far as it goes without waiting; then others
+  later,       // others
+};
+
 class CallQueue : public Lane {
  public:
   explicit CallQueue(std::shared_ptr<Member> member);
 
-  // Who goes on with a call that is handed over: the caller, who waits for it next; others; or the caller once, then
-  // others.
-  enum class Handing { waited_for, to_others, at_once };
   // The call begins when those before it have ended. The memory in its request must stay until it has ended.
   void submit(std::shared_ptr<CallTicket> ticket, Handing handing);
   bool withdraw(const Ticket& ticket) override;
