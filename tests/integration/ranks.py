@@ -1,18 +1,27 @@
 """Runs a function once on each rank of a fresh world of processes and gathers what became of them.
 
+An exception of the function is gathered, too ("call"), or leaves the process, which is then a child of multiprocessing
+("child") or ends as a Python program does, with excepthook and finalization ("program"). A "short program" has all of
+that but the last step, in which the interpreter takes itself down, and which may take a second.
+
 Unlike the contract suite's pool these processes are thrown away: their tests break groups, kill ranks and send signals.
 They are forked from a server that has torch loaded, so that a world starts in a fraction of a second.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import gc
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import signal
+import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,8 +30,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# The number of the futex system call.
+# The numbers of system calls: futex, and those in which the parent of the ranks waits for something to do.
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
+_IDLE = {"x86_64": ("232", "281"), "aarch64": ("22",)}.get(os.uname().machine, ())
 
 
 def shared_files() -> set[str]:
@@ -56,14 +66,29 @@ class End:
 
 
 class World:
-    """The ranks of one test. `told(rank)` waits for what the rank's function says through `tell`."""
+    """The ranks of one test. `told(rank)` waits for what the rank's function says through `tell`, and the other way."""
 
-    def __init__(self, function: Callable[..., Any], size: int, folder: Path, *args: object) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        size: int,
+        folder: Path,
+        *args: object,
+        way: str | Sequence[str] = "call",  # of all, or by rank
+    ) -> None:
         self._pipes = []
         self.processes = []
-        for rank in range(size):
+        self._folder = folder
+        # Those of a test that has failed.
+        while _worlds:
+            _worlds[-1].kill()
+        _worlds.append(self)
+        ways = [way] * size if isinstance(way, str) else way
+        for rank, one in enumerate(ways):
             ours, theirs = _context.Pipe()
-            process = _context.Process(target=_main, args=(theirs, function, rank, size, folder, args), daemon=True)
+            here = Here(theirs, rank, size, folder)
+            # Only those who are no daemons may have children.
+            process = _context.Process(target=_WAYS[one], args=(here, function, args), daemon=one != "child")
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -71,9 +96,27 @@ class World:
 
     def told(self, rank: int, timeout: float = 30) -> Any:
         assert self._pipes[rank].poll(timeout), f"rank {rank} said nothing"
-        kind, value = self._pipes[rank].recv()
+        try:
+            kind, value = self._pipes[rank].recv()
+        except (EOFError, ConnectionResetError):
+            kind, value = "ended", self.output(rank)
         assert kind == "told", value
         return value
+
+    def tell(self, rank: int, value: Any = None) -> None:
+        self._pipes[rank].send(value)
+
+    def keep_dead(self) -> None:
+        """Ranks that die from now on are not collected by their parent before `ends`: all can see how they died."""
+        # Not while it still holds the pipe of a rank that it has just started.
+        while Path(f"/proc/{_parent()}/syscall").read_text().split()[0] not in _IDLE:
+            os.sched_yield()
+        os.kill(_parent(), signal.SIGSTOP)
+
+    def output(self, rank: int) -> str:
+        """What a rank that is a program has printed."""
+        path = self._folder / f"output{rank}"
+        return path.read_text() if path.exists() else ""
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         pid = self.processes[rank].pid
@@ -88,29 +131,57 @@ class World:
             assert time.monotonic() < deadline, f"rank {rank} is not asleep: {path.read_text()}"
             os.sched_yield()
 
+    def wait_dead(self, rank: int, timeout: float = 30) -> None:
+        """Waits until a rank whose parent does not collect it (`keep_dead`) is dead."""
+        deadline = time.monotonic() + timeout
+        while Path(f"/proc/{self.processes[rank].pid}/stat").read_text().rpartition(") ")[2][0] != "Z":
+            assert time.monotonic() < deadline, f"rank {rank} lives"
+            os.sched_yield()
+
+    def wait_naps(self, rank: int, num: int = 5, timeout: float = 30) -> None:
+        """Waits until a rank that waits has slept and looked around so often."""
+        deadline = time.monotonic() + timeout
+        first = None
+        while first is None or _num_sleeps(self.processes[rank].pid) < first + num:
+            first = _num_sleeps(self.processes[rank].pid) if first is None else first
+            assert time.monotonic() < deadline, f"rank {rank} does not wait"
+            os.sched_yield()
+
     def ends(self, timeout: float = 60) -> list[End]:
         """Waits for all ranks; one that has not ended in time fails the test."""
         deadline = time.monotonic() + timeout
         ends = []
         try:
-            for rank, (pipe, process) in enumerate(zip(self._pipes, self.processes, strict=True)):
+            for rank, pipe in enumerate(self._pipes):
                 end = None
                 while end is None:
                     assert pipe.poll(max(0, deadline - time.monotonic())), f"rank {rank} did not end in {timeout} s"
                     try:
                         kind, value = pipe.recv()
-                    except EOFError:
+                    except (EOFError, ConnectionResetError):
                         end = End()
                     else:
                         end = value if kind == "end" else None
+                ends.append(end)
+            os.kill(_parent(), signal.SIGCONT)
+            for rank, (process, end) in enumerate(zip(self.processes, ends, strict=True)):
                 process.join(max(1, deadline - time.monotonic()))
                 end.exitcode = process.exitcode
-                ends.append(end)
+                assert end.exitcode is not None, f"rank {rank} did not end in {timeout} s"
         finally:
-            for process in self.processes:
-                process.kill()
-                process.join()
+            self.kill()
         return ends
+
+    def kill(self) -> None:
+        os.kill(_parent(), signal.SIGCONT)
+        for process in self.processes:
+            process.kill()
+            process.join()
+        _worlds.remove(self)
+
+
+# Those that have not ended yet.
+_worlds: list[World] = []
 
 
 class Here:
@@ -124,6 +195,13 @@ class Here:
 
     def tell(self, value: Any = None) -> None:
         self._pipe.send(("told", value))
+
+    def hear(self) -> Any:
+        """What the test tells."""
+        return self._pipe.recv()
+
+    def end(self, end: End) -> None:
+        self._pipe.send(("end", end))
 
     def store(self, name: str = "store") -> dist.Store:
         return dist.FileStore(os.fspath(self.folder / name), self.size)
@@ -152,17 +230,10 @@ def values(function: Callable[..., Any], size: int, folder: Path, *args: object,
     return [end.value for end in ends]
 
 
-def _main(
-    pipe: multiprocessing.connection.Connection,
-    function: Callable[..., Any],
-    rank: int,
-    size: int,
-    folder: Path,
-    args: tuple[object, ...],
-) -> None:
+def _gather(here: Here, function: Callable[..., Any], args: tuple[object, ...]) -> None:
     torch.set_num_threads(1)
     try:
-        end = End(value=function(Here(pipe, rank, size, folder), *args))
+        end = End(value=function(here, *args))
     except BaseException as error:
         end = End(
             error=type(error).__name__,
@@ -170,4 +241,64 @@ def _main(
             text=str(error),
             trace=traceback.format_exc(),
         )
-    pipe.send(("end", end))
+    here.end(end)
+
+
+def _let_go(here: Here, function: Callable[..., Any], args: tuple[object, ...]) -> None:
+    torch.set_num_threads(1)
+    _redirect(here)
+    function(here, *args)
+
+
+def _be_short_program(here: Here, function: Callable[..., Any], args: tuple[object, ...]) -> None:
+    code = 1
+
+    def main() -> None:
+        nonlocal code
+        try:
+            function(here, *args)
+            code = 0
+        except SystemExit as error:
+            code = int(error.code or 0)
+            raise
+
+    def end() -> None:
+        sys.stderr.flush()
+        os._exit(code)
+
+    # The last of all, as it is the first that is registered.
+    atexit.register(end)
+    _be_program(here, lambda here: main(), ())
+
+
+def _be_program(here: Here, function: Callable[..., Any], args: tuple[object, ...]) -> None:
+    torch.set_num_threads(1)
+    _redirect(here)
+    # What was loaded before is not looked through in the end, which would take longer than all else.
+    gc.freeze()
+    main = sys.modules["__main__"]
+    main.main = lambda: function(here, *args)  # type: ignore[attr-defined]
+    # What the interpreter does with a main program; SystemExit does not come back from here.
+    failed = ctypes.pythonapi.PyRun_SimpleString(b"main()")
+    ctypes.pythonapi.Py_Exit(1 if failed else 0)
+
+
+_WAYS = {"call": _gather, "child": _let_go, "program": _be_program, "short program": _be_short_program}
+
+
+def _redirect(here: Here) -> None:
+    output = os.open(here.folder / f"output{here.rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for fd in (1, 2):
+        os.dup2(output, fd)
+    os.close(output)
+
+
+def _parent() -> int:
+    """The process of which all ranks are children."""
+    pid: int = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return pid
+
+
+def _num_sleeps(pid: int | None) -> int:
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("voluntary")]
+    return int(line.split()[1])

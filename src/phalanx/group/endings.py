@@ -90,7 +90,7 @@ def _exit() -> None:
         _tell(exception, transports)
     for transport in transports:
         transport.close(exiting=True)
-    keeper.stop()
+    keeper.stop(exiting=True)
 
 
 def _install() -> None:

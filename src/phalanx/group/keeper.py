@@ -38,6 +38,7 @@ class _Crew:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.idle = 0
+        self.hurried = False
 
 
 _crew = _Crew()
@@ -55,18 +56,31 @@ def keep(pending: Pending, on_end: Callable[[], None]) -> None:
             on_end()
 
 
-def stop() -> None:
-    """Ends the threads when they have done what is there to do. They start again when they are needed."""
+def stop(exiting: bool = False) -> None:
+    """Ends the threads when they have done what is there to do. They start again when they are needed.
+
+    Where the process ends they have to end before the interpreter does, which would end them half-way, and with them
+    the process: then they leave undone what they can't do in time.
+    """
     if not _threads():
         return
     _native.close_completions(True)
+    if not _join() and exiting:
+        _crew.hurried = True
+        _join()
+    _native.close_completions(False)
+
+
+def _join() -> bool:
     deadline = time.monotonic() + _PATIENCE
-    while (threads := _threads()) and time.monotonic() < deadline:
+    while threads := _threads():
+        if time.monotonic() > deadline:
+            return False
         # One that is about to start can't be joined yet.
         with contextlib.suppress(RuntimeError):
             threads[0].join(max(0.0, deadline - time.monotonic()))
         time.sleep(0)
-    _native.close_completions(False)
+    return True
 
 
 def _threads() -> list[threading.Thread]:
@@ -96,7 +110,7 @@ def _run() -> None:
         # What it refers to is not to wait for the next one.
         del on_end
         with crew.lock:
-            if crew.idle >= _MOST_IDLE:
+            if crew.idle >= _MOST_IDLE or crew.hurried:
                 return
             crew.idle += 1
     with crew.lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -70,7 +71,8 @@ class Work(TorchWork):
         try:
             pending.settle()
         except Exception as error:
-            return error
+            # Its frames would know the future, which knows the error: a circle that no garbage collector sees.
+            return error.with_traceback(None)
         return None
 
     def result(self) -> _Tensors:
@@ -104,8 +106,9 @@ class Work(TorchWork):
         if promise is not None:
             promise.set_result(self._tensors if error is None else _Failed(error))
 
-    def __del__(self) -> None:
-        pending = self._pending
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        # All calls have ended when the interpreter does, and what they are made of may be gone.
+        pending = None if ends() else self._pending
         if pending is not None and not pending.ended:
             keeper.keep(pending, _finisher(pending))
 
