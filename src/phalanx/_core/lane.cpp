@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "progress.hpp"
 
@@ -27,7 +28,7 @@ bool Lane::acquire(Clock::time_point until) {
 
 void Lane::release() {
   free_.unlock();
-  if (!idle()) progress().wake();
+  if (!idle()) progress().wake(true);
 }
 
 Result Lane::wait(const Ticket& ticket, Clock::time_point until) {
@@ -66,11 +67,14 @@ void Lane::hand_over(const Ticket& ticket, bool at_once) {
   } else {
     wake_holder();
   }
-  if (!idle()) progress().wake();
+  if (!idle()) progress().wake(!at_once);
 }
 
-bool Lane::tend(std::vector<Bell>& bells) {
-  if (idle() || wanted() || !try_acquire()) return false;
+Lane::Tended Lane::tend(bool urgent, std::vector<Bell>& bells) {
+  if (idle()) return Tended::done;
+  const std::uint64_t num_ended = num_ended_.load(std::memory_order_relaxed);
+  if (!urgent && num_ended != std::exchange(num_ended_seen_, num_ended)) return Tended::alone;
+  if (wanted() || !try_acquire()) return Tended::done;
   disarm();
   bool more = advance();
   if (!more) {
@@ -81,8 +85,9 @@ bool Lane::tend(std::vector<Bell>& bells) {
       if (bell) bells.push_back(*bell);
     }
   }
+  num_ended_seen_ = num_ended_.load(std::memory_order_relaxed);
   free_.unlock();
-  return more;
+  return more ? Tended::more : Tended::done;
 }
 
 std::vector<int> Lane::missing_for(const Ticket& ticket) {

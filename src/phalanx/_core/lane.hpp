@@ -30,9 +30,13 @@ class Lane {
   std::vector<int> missing_for(const Ticket& ticket);
   bool idle() const noexcept { return pending_.load(std::memory_order_seq_cst) == 0; }
 
-  // For the progress thread: does what can be done without waiting. True: there is more to do at once. Otherwise
-  // `bells` gets what to sleep on, unless another thread holds the lane.
-  bool tend(std::vector<Bell>& bells);
+  // For the progress thread: does what can be done without waiting.
+  enum class Tended {
+    done,   // `bells` has what to sleep on, unless another thread holds the lane, or there is nothing to do
+    more,   // there is more to do at once
+    alone,  // others have ended calls of this lane since the last time, and will go on doing so; look again soon
+  };
+  Tended tend(bool urgent, std::vector<Bell>& bells);
   // Ends what is pending, as far as this rank's group says that it must, unless another thread does within a second.
   void sweep();
 
@@ -73,6 +77,7 @@ class Lane {
   std::atomic<int> waiting_{0};
   std::atomic<std::size_t> pending_{0};
   std::atomic<std::uint64_t> num_ended_{0};
+  std::uint64_t num_ended_seen_ = 0;  // by the progress thread
 };
 
 }  // namespace phalanx

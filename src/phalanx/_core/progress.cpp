@@ -16,6 +16,11 @@ namespace {
 constinit PerProcess<Progress> g_progress;
 constinit PerProcess<Completions> g_completions;
 
+// The longer the more short calls come and go.
+constexpr std::chrono::microseconds kShortestNap{100};
+constexpr std::chrono::microseconds kLongestNap{1000};
+constexpr std::chrono::seconds kSleepOfTheIdle{60};
+
 // Signals are the program's: its own threads take them.
 class WithoutSignals {
  public:
@@ -52,15 +57,21 @@ void Progress::remove(const std::shared_ptr<Lane>& lane) {
     running_.store(false, std::memory_order_seq_cst);
     stop_.store(true, std::memory_order_seq_cst);
   }
-  ring(bell_);
+  wake_thread(true);
   thread_.join();
   stop_.store(false, std::memory_order_seq_cst);
 }
 
-void Progress::wake() {
+void Progress::wake(bool urgent) {
   if (!running_.load(std::memory_order_acquire)) start();
+  wake_thread(urgent);
+}
+
+void Progress::wake_thread(bool urgent) noexcept {
+  if (urgent) urgent_.fetch_add(1, std::memory_order_seq_cst);
   bell_.fetch_add(1, std::memory_order_seq_cst);
   if (asleep_.load(std::memory_order_seq_cst)) futex_wake_all(bell_);
+  if (urgent && naps_.load(std::memory_order_seq_cst)) futex_wake_all(urgent_);
 }
 
 void Progress::start() {
@@ -77,28 +88,60 @@ void Progress::start() {
   running_.store(true, std::memory_order_release);
 }
 
-void Progress::run() {
-  std::vector<std::shared_ptr<Lane>> lanes;
-  std::vector<Bell> bells;
-  while (!stop_.load(std::memory_order_seq_cst)) {
-    bells.assign(1, Bell{&bell_, bell_.load(std::memory_order_seq_cst)});
-    {
-      const std::lock_guard lock(lanes_mutex_);
-      lanes = lanes_;
-    }
-    bool more = false;
-    bool pending = false;
-    for (const auto& lane : lanes) {
-      more = lane->tend(bells) || more;
-      pending = pending || !lane->idle();
-    }
-    if (more) continue;
-    // Bells lie in the memory of groups, which stays for the short sleep that something pending has.
-    if (!pending) lanes.clear();
-    asleep_.store(true, std::memory_order_seq_cst);
-    futex_wait_any(bells, pending ? kLongestSleep : std::chrono::milliseconds(60'000));
-    asleep_.store(false, std::memory_order_seq_cst);
+Lane::Tended Progress::tend_all(bool urgent, std::vector<Bell>& bells) {
+  {
+    const std::lock_guard lock(lanes_mutex_);
+    tended_ = lanes_;
   }
+  bool more = false;
+  bool alone = false;
+  pending_ = false;
+  for (const auto& lane : tended_) {
+    const Lane::Tended tended = lane->tend(urgent, bells);
+    more = more || tended == Lane::Tended::more;
+    alone = alone || tended == Lane::Tended::alone;
+    pending_ = pending_ || !lane->idle();
+  }
+  // Bells lie in the memory of groups, which stays for the short sleep that something pending has.
+  if (!pending_) tended_.clear();
+  return more ? Lane::Tended::more : alone ? Lane::Tended::alone : Lane::Tended::done;
+}
+
+// Until something urgent comes, which may have come since it was last looked for.
+void Progress::nap(std::chrono::nanoseconds longest) {
+  naps_.store(true, std::memory_order_seq_cst);
+  futex_wait({&urgent_, urgent_seen_}, longest);
+  naps_.store(false, std::memory_order_seq_cst);
+}
+
+void Progress::run() {
+  std::vector<Bell> bells;
+  auto next_nap = kShortestNap;
+  bool tired = true;
+  while (!stop_.load(std::memory_order_seq_cst)) {
+    const std::uint32_t before = bell_.load(std::memory_order_seq_cst);
+    if (tired) {
+      nap(next_nap);
+      next_nap = std::min(2 * next_nap, kLongestNap);
+    }
+    const std::uint32_t urgent = urgent_.load(std::memory_order_seq_cst);
+    const bool is_urgent = urgent != std::exchange(urgent_seen_, urgent);
+    const std::uint32_t seen = bell_.load(std::memory_order_seq_cst);
+    bells.assign(1, Bell{&bell_, seen});
+    const Lane::Tended tended = tend_all(is_urgent, bells);
+    // Calls come and go, and those who made them see to them: the longer that lasts the less this thread looks.
+    tired = tended == Lane::Tended::alone ||
+            (tended == Lane::Tended::done && !pending_ && bell_.load(std::memory_order_seq_cst) != before);
+    if (tired || tended == Lane::Tended::more) continue;
+    next_nap = kShortestNap;
+    asleep_.store(true, std::memory_order_seq_cst);
+    futex_wait_any(bells, pending_ ? kLongestSleep : kSleepOfTheIdle);
+    asleep_.store(false, std::memory_order_seq_cst);
+    // While something is pending anyway, what comes is looked at with it.
+    tired = !pending_;
+  }
+  tended_.clear();
+  pending_ = false;
 }
 
 }  // namespace phalanx

@@ -1,10 +1,14 @@
 // The thread that carries on with calls nobody waits for. One a process, started when it is first needed.
 //
 // It holds a lane only while there is something to do in it, sleeps until a bell of any lane rings, and never spins:
-// the CPUs belong to the program.
+// the CPUs belong to the program. A short call has done what its peers need of it when it is handed over, and most of
+// them are waited for right away. So the thread naps before it looks at one: without that it would take the CPU from
+// the very waiter, call after call.
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -20,12 +24,15 @@ class Progress {
   void add(std::shared_ptr<Lane> lane);
   // The lane is left alone from its next turn on. With the last lane the thread ends.
   void remove(const std::shared_ptr<Lane>& lane);
-  // Something is pending in some lane.
-  void wake();
+  // Something is pending in some lane. If it is not urgent, who handed it over may be about to wait for it.
+  void wake(bool urgent);
 
  private:
   void start();
+  void wake_thread(bool urgent) noexcept;
   void run();
+  Lane::Tended tend_all(bool urgent, std::vector<Bell>& bells);
+  void nap(std::chrono::nanoseconds longest);
 
   std::mutex lanes_mutex_;
   std::vector<std::shared_ptr<Lane>> lanes_;
@@ -34,8 +41,15 @@ class Progress {
   std::atomic<bool> running_{false};
   std::atomic<bool> stop_{false};
 
-  std::atomic<std::uint32_t> bell_{0};
+  std::atomic<std::uint32_t> bell_{0};    // rings for whatever is pending
+  std::atomic<std::uint32_t> urgent_{0};  // rings for what does not wait for the end of a nap
   std::atomic<bool> asleep_{false};
+  std::atomic<bool> naps_{false};
+
+  // Of the thread alone.
+  std::vector<std::shared_ptr<Lane>> tended_;
+  bool pending_ = false;
+  std::uint32_t urgent_seen_ = 0;
 };
 
 // That of this process.
