@@ -293,7 +293,7 @@ def _run_out(here: Here, op: str) -> list[float]:
     work = _done(work)
     if here.rank == 0:
         for _ in range(2):
-            with pytest.raises(phalanx.CallTimeout, match="after 0.05 s: rank 1 did not come; the call is still"):
+            with pytest.raises(phalanx.CallTimeout, match=r"after 0\.05 s: rank 1 did not come; the call is still"):
                 work.wait(timedelta(seconds=0.05))
         assert not work.is_completed()
         assert work.exception() is None

@@ -43,7 +43,9 @@ void Messages::submit(TicketPtr ticket) {
 }
 
 void Messages::give_up_if_idle() noexcept {
-  if (idle() && member_->lines.failed()) member_->lines.give_up(GaveUp::messages);
+  if (!idle() || !member_->lines.failed()) return;
+  gave_up_.store(true, std::memory_order_release);
+  member_->lines.give_up(GaveUp::messages);
 }
 
 void Messages::end(const TicketPtr& ticket, Result result) {
@@ -71,11 +73,14 @@ void Messages::take_submitted() {
   }
   for (TicketPtr& ticket : submitted) {
     soonest_ = std::min(soonest_, ticket->deadline);
-    // Whoever made it had not heard of it. What was under way is given up by now, or on its own.
+    // One that was handed over before its maker could hear of the failure is as good as those that were under way.
     if (member_->has_left()) {
       end(ticket, Result::left);
-    } else if (member_->lines.failed()) {
+    } else if (member_->lines.failed() &&
+               (gave_up_.load(std::memory_order_acquire) || member_->lines.failed_for_all())) {
       end(ticket, Result::was_broken);
+    } else if (ticket->peer != kAnySource && out_[at(ticket->peer)].given_up) {
+      end(ticket, Result::failed);
     } else if (ticket->sends) {
       out_[at(ticket->peer)].waiting.push_back(std::move(ticket));
     } else if (!find_arrived(ticket)) {
@@ -339,6 +344,7 @@ void Messages::end_all(Result result) {
 
 void Messages::fail_with(int peer) {
   const std::vector<TicketPtr> tickets = take_tickets_of(peer);
+  out_[at(peer)].given_up = true;
   const MessageTicket& first = *tickets.front();
   member_->report_gone(first.sends ? Op::send : Op::recv, first.seq.load(std::memory_order_relaxed), peer);
   for (const TicketPtr& ticket : tickets) end(ticket, Result::failed);

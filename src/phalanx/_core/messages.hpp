@@ -55,6 +55,7 @@ class Messages : public Lane {
   };
   struct Outgoing {
     bool reserved = false;
+    bool given_up = false;                       // the peer is gone, in both directions
     std::deque<TicketPtr> waiting;               // not announced yet
     std::map<std::uint64_t, TicketPtr> offered;  // announced, not granted yet, by number
     std::deque<Stream> streams;                  // granted
@@ -113,6 +114,7 @@ class Messages : public Lane {
   std::vector<TicketPtr> submitted_;
   std::vector<std::uint64_t> num_sent_, num_received_;  // by peer; receives from anybody count in the last
   std::atomic<bool> any_submitted_{false};
+  std::atomic<bool> gave_up_{false};
 };
 
 }  // namespace phalanx
