@@ -80,7 +80,16 @@ class WithoutGil {
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
 
-  static bool on_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
+  // Asked of the system once, and once more after a fork: then the thread that forked is the main one.
+  static bool on_main_thread() {
+    thread_local std::uint32_t asked_in = 0;
+    thread_local bool is_main = false;
+    if (asked_in != fork_generation() + 1) {
+      is_main = ::syscall(SYS_gettid) == ::getpid();
+      asked_in = fork_generation() + 1;
+    }
+    return is_main;
+  }
 
  private:
   static bool finalizing() {
@@ -219,7 +228,17 @@ class Pending {
   // In a forked child there is neither the call nor the group's memory.
   bool forked() const noexcept { return generation_ != fork_generation(); }
   Result result() const noexcept { return forked() ? Result::forked : ticket_->result(); }
-  bool notify(std::uint64_t token) const noexcept { return !forked() && ticket_->notify(token); }
+  // For one who asks instead of waiting.
+  Result poll() const noexcept {
+    const Result found = result();
+    if (found == Result::pending) lane_->hurry();
+    return found;
+  }
+  bool notify(std::uint64_t token) const noexcept {
+    if (forked() || !ticket_->notify(token)) return false;
+    lane_->hurry();
+    return true;
+  }
   std::uint64_t seq() const noexcept { return ticket_->seq.load(std::memory_order_relaxed); }
   int source() const noexcept { return ticket_->source.load(std::memory_order_relaxed); }
 
@@ -365,7 +384,7 @@ void bind_calls(nb::module_& module, nb::class_<Group>& group) {
       .def("wait", [](const Pending& self, double timeout) { return static_cast<int>(self.wait(timeout)); })
       .def("missing", &Pending::missing)
       .def("notify", &Pending::notify)
-      .def_prop_ro("result", [](const Pending& self) { return static_cast<int>(self.result()); })
+      .def_prop_ro("result", [](const Pending& self) { return static_cast<int>(self.poll()); })
       .def_prop_ro("seq", &Pending::seq)
       .def_prop_ro("source", &Pending::source);
   module.def("next_completion", &next_completion);

@@ -59,6 +59,10 @@ Result Lane::wait(const Ticket& ticket, Clock::time_point until) {
   return ticket.result();
 }
 
+void Lane::hurry() noexcept {
+  if (!idle()) progress().wake(true);
+}
+
 void Lane::hand_over(const Ticket& ticket, bool at_once) {
   if (at_once && try_acquire()) {
     disarm();

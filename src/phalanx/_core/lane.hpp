@@ -28,6 +28,8 @@ class Lane {
   virtual bool withdraw(const Ticket&) { return false; }
   // The peers that the ticket's call waits for; none where that can't be said at the moment.
   std::vector<int> missing_for(const Ticket& ticket);
+  // Somebody looks whether a call has ended, or wants to hear of it, and does not wait: it is not to lie around.
+  void hurry() noexcept;
   bool idle() const noexcept { return pending_.load(std::memory_order_seq_cst) == 0; }
 
   // For the progress thread: does what can be done without waiting.

@@ -86,6 +86,7 @@ class Messages : public Lane {
   void ring_peer(int peer) noexcept;
   bool listens_to(int peer) const noexcept;
   bool waits_for(int peer) const noexcept;
+  bool something_came() const noexcept;
 
   void end(const TicketPtr& ticket, Result result);
   void end_all(Result result);

@@ -16,9 +16,7 @@ namespace {
 constinit PerProcess<Progress> g_progress;
 constinit PerProcess<Completions> g_completions;
 
-// The longer the more short calls come and go.
-constexpr std::chrono::microseconds kShortestNap{100};
-constexpr std::chrono::microseconds kLongestNap{1000};
+constexpr std::chrono::milliseconds kNap{4};
 constexpr std::chrono::seconds kSleepOfTheIdle{60};
 
 // Signals are the program's: its own threads take them.
@@ -108,32 +106,27 @@ Lane::Tended Progress::tend_all(bool urgent, std::vector<Bell>& bells) {
 }
 
 // Until something urgent comes, which may have come since it was last looked for.
-void Progress::nap(std::chrono::nanoseconds longest) {
+void Progress::nap() noexcept {
   naps_.store(true, std::memory_order_seq_cst);
-  futex_wait({&urgent_, urgent_seen_}, longest);
+  futex_wait({&urgent_, urgent_seen_}, kNap);
   naps_.store(false, std::memory_order_seq_cst);
 }
 
 void Progress::run() {
   std::vector<Bell> bells;
-  auto next_nap = kShortestNap;
   bool tired = true;
   while (!stop_.load(std::memory_order_seq_cst)) {
     const std::uint32_t before = bell_.load(std::memory_order_seq_cst);
-    if (tired) {
-      nap(next_nap);
-      next_nap = std::min(2 * next_nap, kLongestNap);
-    }
+    if (tired) nap();
     const std::uint32_t urgent = urgent_.load(std::memory_order_seq_cst);
     const bool is_urgent = urgent != std::exchange(urgent_seen_, urgent);
     const std::uint32_t seen = bell_.load(std::memory_order_seq_cst);
     bells.assign(1, Bell{&bell_, seen});
     const Lane::Tended tended = tend_all(is_urgent, bells);
-    // Calls come and go, and those who made them see to them: the longer that lasts the less this thread looks.
+    // Calls come and go, and those who made them see to them.
     tired = tended == Lane::Tended::alone ||
             (tended == Lane::Tended::done && !pending_ && bell_.load(std::memory_order_seq_cst) != before);
     if (tired || tended == Lane::Tended::more) continue;
-    next_nap = kShortestNap;
     asleep_.store(true, std::memory_order_seq_cst);
     futex_wait_any(bells, pending_ ? kLongestSleep : kSleepOfTheIdle);
     asleep_.store(false, std::memory_order_seq_cst);

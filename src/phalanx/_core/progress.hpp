@@ -32,7 +32,7 @@ class Progress {
   void wake_thread(bool urgent) noexcept;
   void run();
   Lane::Tended tend_all(bool urgent, std::vector<Bell>& bells);
-  void nap(std::chrono::nanoseconds longest);
+  void nap() noexcept;
 
   std::mutex lanes_mutex_;
   std::vector<std::shared_ptr<Lane>> lanes_;

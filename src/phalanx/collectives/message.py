@@ -7,24 +7,41 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from phalanx.collectives.checks import check_tensor, fail
-from phalanx.types import GroupInfo
+from phalanx.types import DTYPE_CODES, GroupInfo
 
-__all__ = ["ANY_SOURCE", "check", "meaning"]
+__all__ = ["ANY_SOURCE", "check", "meaning", "plain"]
 
 # Receive from whoever comes first.
 ANY_SOURCE = -1
 _MOST_TAG = 2**31 - 1
+_STRIDED = torch.strided
+_PLAIN_CODES = {dtype: code for dtype, code in DTYPE_CODES.items() if not dtype.is_complex}
+
+
+def plain(info: GroupInfo, tensor: Any, peer: Any, tag: Any) -> int:
+    """The dtype's code where the message is right as it stands and the tensor's memory can be used as it is, else 0.
+
+    Most messages are of this kind; for them nothing else needs to be looked at.
+    """
+    try:
+        code = _PLAIN_CODES.get(tensor.dtype, 0)
+        fits = tensor.layout is _STRIDED and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
+    except AttributeError:
+        return 0
+    right = type(peer) is int and 0 <= peer < info.size and type(tag) is int and 0 <= tag <= _MOST_TAG
+    return code if fits and right else 0
 
 
 def check(info: GroupInfo, op: str, tensor: Any, peer: int, tag: int) -> None:
     """Raises where this rank's side of a message is wrong. `peer` is ANY_SOURCE for a receive from anybody."""
     check_tensor(info, op, "tensor", tensor, written=op == "recv")
-    if not isinstance(peer, int) or not 0 <= peer < info.size:
+    if type(peer) is not int or not 0 <= peer < info.size:
         _check_peer(info, op, peer)
-    if not isinstance(tag, int) or not 0 <= tag <= _MOST_TAG:
+    if type(tag) is not int or not 0 <= tag <= _MOST_TAG:
         fail(
             info,
             op,

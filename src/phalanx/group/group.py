@@ -73,10 +73,15 @@ class Group:
             raise
 
     def start_message(
-        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float | None = None
+        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float | None, dtype_code: int
     ) -> Pending | None:
-        """Begins to send to the peer, or to receive from it. None: it has finished already."""
-        return self._transport.start_message(sends, tensor, peer, tag, self.timeout if timeout is None else timeout)
+        """Begins to send to the peer, or to receive from it. None: it has finished already.
+
+        `dtype_code` is what `collectives.message.plain` says.
+        """
+        if timeout is None:
+            timeout = self.timeout
+        return self._transport.start_message(sends, tensor, peer, tag, timeout, dtype_code)
 
     def abort(self, reason: str = "") -> None:
         self._transport.abort(reason)

@@ -413,7 +413,8 @@ class ProcessGroup(TorchProcessGroup):
         tensor: Tensor | None = None,
         dst: int | None = None,
     ) -> Work:
-        return self._message("send", given(tensors, tensor), given(dstRank, dst), tag, timeout)
+        tensors = tensors if tensor is None else tensor
+        return self._message("send", tensors, dstRank if dst is None else dst, tag, timeout)
 
     def recv(
         self,
@@ -425,18 +426,24 @@ class ProcessGroup(TorchProcessGroup):
         tensor: Tensor | None = None,
         src: int | None = None,
     ) -> Work:
-        src = given(srcRank, src)
+        tensors, src = tensors if tensor is None else tensor, srcRank if src is None else src
         # ANY_SOURCE is a word of ours: torch has a method of its own for it.
-        return self._message("recv", given(tensors, tensor), None if src == message.ANY_SOURCE else src, tag, timeout)
+        return self._message("recv", tensors, None if src == message.ANY_SOURCE else src, tag, timeout)
 
     def recv_anysource(self, tensors: list[Tensor] | Tensor, tag: int = 0, timeout: timedelta | None = None) -> Work:
         return self._message("recv", tensors, message.ANY_SOURCE, tag, timeout)
 
     def _message(self, op: str, tensors: Any, peer: Any, tag: int, timeout: timedelta | None) -> Work:
-        tensor = only(self._info, op, tensors)
-        message.check(self._info, op, tensor, peer, tag)
-        pending = self._group.start_message(op == "send", tensor, peer, tag, seconds_of(timeout))
-        work = Work([tensor], pending, peer)
+        sends = op == "send"
+        tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else only(self._info, op, tensors)
+        group = self._group
+        seconds = group.timeout if timeout is None else seconds_of(timeout)
+        code = message.plain(self._info, tensor, peer, tag)
+        if not code:
+            message.check(self._info, op, tensor, peer, tag)
+        pending = group.start_message(sends, tensor, peer, tag, seconds, code)
+        # Most sends are done at once, and nobody asks a send for its result.
+        work = _DONE if sends and pending is None else Work([tensor], pending, peer)
         if self._coalesced is not None:
             self._coalesced.add(work)
         return work

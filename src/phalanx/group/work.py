@@ -34,13 +34,14 @@ class Work(TorchWork):
     call in good hands (keeper.py).
     """
 
+    _promise: Future[Any] | None = None
+    _future: Future[Any] | None = None
+
     def __init__(self, tensors: _Tensors, pending: Pending | None = None, source: int = -1) -> None:
         super().__init__()
         self._tensors = tensors
         self._pending = pending
         self._source = source
-        self._promise: Future[Any] | None = None
-        self._future: Future[Any] | None = None
 
     def wait(self, timeout: timedelta = _ZERO) -> bool:
         pending = self._pending
@@ -48,10 +49,12 @@ class Work(TorchWork):
             return True
         # torch passes zero, or less, for "no timeout given".
         seconds = timeout.total_seconds() if timeout > _ZERO else None
-        if not pending.wait(seconds):
-            raise pending.explain_waiting(seconds or 0.0)
-        self._settle()
-        pending.settle()
+        try:
+            if not pending.wait(seconds):
+                raise pending.explain_waiting(seconds or 0.0)
+        finally:
+            if self._promise is not None and pending.ended:
+                self._settle()
         return True
 
     def synchronize(self) -> None:

@@ -22,7 +22,10 @@ class Pending(Protocol):
         """The sender of a message that was received."""
 
     def wait(self, timeout: float | None) -> bool:
-        """Waits until the call has ended; False where the timeout came first. Raises KeyboardInterrupt and the like."""
+        """Waits until the call has ended; False where the timeout came first. Raises KeyboardInterrupt and the like.
+
+        Where the call has ended well this has settled it, too.
+        """
 
     def explain_waiting(self, seconds: float) -> CallTimeout:
         """The error for a wait that was given up while the call goes on."""
@@ -57,9 +60,12 @@ class Transport(Protocol):
     ) -> Pending | None:
         """`start` likewise."""
 
-    def start_message(self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float) -> Pending | None:
+    def start_message(
+        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, dtype_code: int
+    ) -> Pending | None:
         """Sends the tensor to the peer, or receives it from the peer (ANY_SOURCE: from whoever comes first).
 
+        `dtype_code` is 0 where the tensor may lie in memory of any form, or its dtype has no code.
         None: it has finished already, which a receive from anybody never says.
         """
 

@@ -36,6 +36,7 @@ _SINGLE_OPS = frozenset({"all_reduce", "broadcast", "reduce"})
 _dtype_code: Callable[[torch.dtype | None, int], int] = DTYPE_CODES.get  # type: ignore[assignment]
 _COMPLEX = frozenset(code for dtype, code in DTYPE_CODES.items() if dtype.is_complex)
 _FOREVER = -1.0
+_FINISHED = _native.FINISHED
 # Held while a call that has ended is settled: by whoever comes first, and nobody goes on before that is done. Settling
 # may collect garbage, and that may settle other calls.
 _settling = threading.RLock()
@@ -150,24 +151,25 @@ class ShmTransport:
         return self._pending(group, started, call.op, timeout, copies)
 
     def start_message(
-        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float
+        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, dtype_code: int
     ) -> ShmPending | None:
-        op = "send" if sends else "recv"
         group = self._group
         if group is None:
-            self._raise(op, _native.LEFT, timeout)
-        memory = plain_tensor(tensor)
-        copies = [] if sends or memory is tensor else [(tensor, memory)]
-        code = _dtype_code(tensor.dtype, 0)
-        layout = 0 if code else zlib.crc32(str(tensor.dtype).encode())
+            self._raise("send" if sends else "recv", _native.LEFT, timeout)
+        memory, layout = tensor, 0
+        if not dtype_code:
+            memory = plain_tensor(tensor)
+            dtype_code = _dtype_code(tensor.dtype, 0)
+            layout = 0 if dtype_code else zlib.crc32(str(tensor.dtype).encode())
         started = group.message(
-            memory, sends, peer, tag, code, layout, tensor.numel(), timeout, memory.data_ptr(), memory.nbytes
+            memory, sends, peer, tag, dtype_code, layout, memory.numel(), timeout, memory.data_ptr(), memory.nbytes
         )
-        if started == _native.FINISHED:
+        copies = [] if sends or memory is tensor else [(tensor, memory)]
+        if started == _FINISHED:
             if copies:
                 copy_back(copies)
             return None
-        return self._pending(group, started, op, timeout, copies)
+        return self._pending(group, started, "send" if sends else "recv", timeout, copies)
 
     def settle_copies(self) -> None:
         """Copies back what calls before have written."""
@@ -227,6 +229,7 @@ class ShmPending:
         "_info",
         "_native",
         "_op",
+        "_plain",
         "_settled",
         "_timeout",
         "_transport",
@@ -250,6 +253,8 @@ class ShmPending:
         self._timeout = timeout
         self._copies = copies
         self._settled = False
+        # Nothing remains to be done when it has finished.
+        self._plain = not copies and op != "barrier"
         self._error: Exception | None = None
 
     @property
@@ -264,7 +269,13 @@ class ShmPending:
         return self._native.notify(token)
 
     def wait(self, timeout: float | None) -> bool:
-        return self._native.wait(_FOREVER if timeout is None else timeout) != _native.PENDING
+        result = self._native.wait(_FOREVER if timeout is None else timeout)
+        if result == _FINISHED and self._plain:
+            return True
+        if result == _native.PENDING:
+            return False
+        self.settle()
+        return True
 
     def explain_waiting(self, seconds: float) -> CallTimeout:
         return failures.still_under_way(self._info, self._op, self._native.seq, seconds, self._native.missing())
@@ -276,7 +287,7 @@ class ShmPending:
 
     def finish(self) -> None:
         """`settle` without raising."""
-        if self._settled:
+        if self._settled or (self._plain and self._native.result == _native.FINISHED):
             return
         with _settling:
             if self._settled:
