@@ -23,7 +23,7 @@ Tuning tuning_for(int ranks, int cpus) {
   // There is a channel for every two ranks; what is not touched costs addresses only, but of those a lot.
   tuning.message_chunk_bytes = ranks <= 32 ? 64 * kKiB : ranks <= 128 ? 16 * kKiB : 4 * kKiB;
   tuning.crowded = crowded;
-  tuning.spin_us = crowded ? 300 : 50;
+  tuning.spin_us = crowded ? 300 : 100;
   return tuning;
 }
 
