@@ -76,7 +76,6 @@ class _Meeting:
         self._limit = min(timeout, _timeout_of(store))
         self._deadline = time.monotonic() + self._limit
         self._keys: set[str] = set()
-        self._said: set[str] = set()
         self._peers = {rank: _native.Peer.watch(*identity) for rank, identity in known.items() if rank != info.rank}
         self._arrivals = f"{info.name}/arrived"
         with self._asking():
@@ -106,11 +105,10 @@ class _Meeting:
                 raise lost_while_joining(self._info, rank, peer.status)
 
     def give_up(self) -> None:
-        """Takes back the arrival and what was said, so that a later try of all ranks, if all live, finds each other."""
-        with contextlib.suppress(RuntimeError, NotImplementedError):
+        """Takes back the arrival, so that a later try of all ranks, if all live, finds each other."""
+        # What was said stays: others may not have read it yet.
+        with contextlib.suppress(RuntimeError):
             self._store.add(self._arrivals, -1)
-            for key in self._said:
-                self._store.delete_key(key)
 
     def open_segment(self) -> _native.Segment:
         hello = {
@@ -255,7 +253,6 @@ class _Meeting:
 
     def _set(self, key: str, value: Any) -> None:
         self._keys.add(self._prefix + key)
-        self._said.add(self._prefix + key)
         with self._asking():
             self._store.set(self._prefix + key, json.dumps(value))
 
