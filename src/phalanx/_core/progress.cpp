@@ -115,13 +115,15 @@ void Progress::nap() noexcept {
 void Progress::run() {
   std::vector<Bell> bells;
   bool tired = true;
-  while (!stop_.load(std::memory_order_seq_cst)) {
+  while (true) {
     const std::uint32_t before = bell_.load(std::memory_order_seq_cst);
     if (tired) nap();
     const std::uint32_t urgent = urgent_.load(std::memory_order_seq_cst);
     const bool is_urgent = urgent != std::exchange(urgent_seen_, urgent);
     const std::uint32_t seen = bell_.load(std::memory_order_seq_cst);
     bells.assign(1, Bell{&bell_, seen});
+    // After the bell was read: a stop that came before its ring was read is not slept over.
+    if (stop_.load(std::memory_order_seq_cst)) break;
     const Lane::Tended tended = tend_all(is_urgent, bells);
     // Calls come and go, and those who made them see to them.
     tired = tended == Lane::Tended::alone ||
