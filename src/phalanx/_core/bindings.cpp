@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <stdexcept>
 
 #include "bind_calls.hpp"
@@ -69,6 +71,14 @@ void reduce_buffers(int dtype, int op, std::uint64_t dst, const Addresses& srcs,
   kernel(reinterpret_cast<void*>(dst), sources.data(), sources.size(), count, factors.data());
 }
 
+// What Python holds of a segment. A shared_ptr<Segment> made from a Python object would take the GIL wherever the last
+// copy goes, and that may be the progress thread while the interpreter waits for it.
+struct MappedSegment {
+  std::shared_ptr<Segment> segment;
+};
+
+MappedSegment mapped(Segment segment) { return {std::make_shared<Segment>(std::move(segment))}; }
+
 }  // namespace
 
 NB_MODULE(_core_ext, m) {
@@ -90,22 +100,20 @@ NB_MODULE(_core_ext, m) {
       .def_rw("spin_us", &Tuning::spin_us);
   m.def("tuning_for", &tuning_for, nb::arg("ranks"), nb::arg("cpus"));
 
-  nb::class_<Segment>(m, "Segment")
+  nb::class_<MappedSegment>(m, "Segment")
       .def_static("create_memfd",
                   [](int size, const Tuning& tuning, const nb::bytes& nonce) {
-                    return std::make_shared<Segment>(Segment::create_memfd(size, tuning, to_nonce(nonce)));
+                    return mapped(Segment::create_memfd(size, tuning, to_nonce(nonce)));
                   })
       .def_static("create_file",
                   [](const std::string& path, int size, const Tuning& tuning, const nb::bytes& nonce) {
-                    return std::make_shared<Segment>(Segment::create_file(path, size, tuning, to_nonce(nonce)));
+                    return mapped(Segment::create_file(path, size, tuning, to_nonce(nonce)));
                   })
-      .def_static("open",
-                  [](const std::string& path, const nb::bytes& nonce) {
-                    return std::make_shared<Segment>(Segment::open(path, to_nonce(nonce)));
-                  })
-      .def_prop_ro("fd", &Segment::fd)
-      .def_prop_ro("tuning", [](const Segment& segment) { return segment.header().tuning; })
-      .def("close_fd", &Segment::close_fd);
+      .def_static("open", [](const std::string& path,
+                             const nb::bytes& nonce) { return mapped(Segment::open(path, to_nonce(nonce))); })
+      .def_prop_ro("fd", [](const MappedSegment& self) { return self.segment->fd(); })
+      .def_prop_ro("tuning", [](const MappedSegment& self) { return self.segment->header().tuning; })
+      .def("close_fd", [](const MappedSegment& self) { self.segment->close_fd(); });
 
   m.def("own_identity", [] {
     const Identity identity = own_identity();
@@ -117,7 +125,9 @@ NB_MODULE(_core_ext, m) {
       .def_prop_ro("status", &Peer::status);
 
   auto group = nb::class_<Group>(m, "Group");
-  group.def(nb::init<std::shared_ptr<Segment>, int>())
+  group
+      .def("__init__",
+           [](Group* self, const MappedSegment& mapped, int rank) { new (self) Group(mapped.segment, rank); })
       .def("watch",
            [](Group& self, const std::vector<Pid>& processes) {
              std::vector<Identity> ranks;

@@ -17,7 +17,7 @@ constinit PerProcess<Progress> g_progress;
 constinit PerProcess<Completions> g_completions;
 
 constexpr std::chrono::milliseconds kNap{4};
-constexpr std::chrono::seconds kSleepOfTheIdle{1};
+constexpr std::chrono::seconds kSleepOfTheIdle{60};
 
 // Signals are the program's: its own threads take them.
 class WithoutSignals {
