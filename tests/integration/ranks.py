@@ -106,6 +106,14 @@ class World:
     def tell(self, rank: int, value: Any = None) -> None:
         self._pipes[rank].send(value)
 
+    def all_told(self, *ranks: int) -> None:
+        for rank in ranks:
+            self.told(rank)
+
+    def tell_all(self, *ranks: int) -> None:
+        for rank in ranks:
+            self.tell(rank)
+
     def keep_dead(self) -> None:
         """Ranks that die from now on are not collected by their parent before `ends`: all can see how they died."""
         # Not while it still holds the pipe of a rank that it has just started.
@@ -125,27 +133,19 @@ class World:
 
     def wait_asleep(self, rank: int, timeout: float = 30) -> None:
         """Waits until the rank's main thread sleeps in a futex, which is where our waits end up."""
-        deadline = time.monotonic() + timeout
         path = Path(f"/proc/{self.processes[rank].pid}/syscall")
-        while not path.read_text().startswith(f"{_FUTEX} "):
-            assert time.monotonic() < deadline, f"rank {rank} is not asleep: {path.read_text()}"
-            os.sched_yield()
+        until(lambda: path.read_text().startswith(f"{_FUTEX} "), f"rank {rank} is not asleep", timeout)
 
     def wait_dead(self, rank: int, timeout: float = 30) -> None:
         """Waits until a rank whose parent does not collect it (`keep_dead`) is dead."""
-        deadline = time.monotonic() + timeout
-        while Path(f"/proc/{self.processes[rank].pid}/stat").read_text().rpartition(") ")[2][0] != "Z":
-            assert time.monotonic() < deadline, f"rank {rank} lives"
-            os.sched_yield()
+        path = Path(f"/proc/{self.processes[rank].pid}/stat")
+        until(lambda: path.read_text().rpartition(") ")[2][0] == "Z", f"rank {rank} lives", timeout)
 
     def wait_naps(self, rank: int, num: int = 5, timeout: float = 30) -> None:
         """Waits until a rank that waits has slept and looked around so often."""
-        deadline = time.monotonic() + timeout
-        first = None
-        while first is None or _num_sleeps(self.processes[rank].pid) < first + num:
-            first = _num_sleeps(self.processes[rank].pid) if first is None else first
-            assert time.monotonic() < deadline, f"rank {rank} does not wait"
-            os.sched_yield()
+        pid = self.processes[rank].pid
+        first = _num_sleeps(pid)
+        until(lambda: _num_sleeps(pid) >= first + num, f"rank {rank} does not wait", timeout)
 
     def ends(self, timeout: float = 60) -> list[End]:
         """Waits for all ranks; one that has not ended in time fails the test."""
@@ -214,6 +214,27 @@ class Here:
             world_size=self.size,
             timeout=timedelta(seconds=timeout),
         )
+
+
+class Gate:
+    """Lets a peer wait until this rank says that it has come to a point."""
+
+    def __init__(self, here: Here) -> None:
+        self._store = here.store("gate")
+
+    def open(self, name: str) -> None:
+        self._store.set(name, "")
+
+    def wait(self, *names: str) -> None:
+        self._store.wait(list(names), timedelta(seconds=30))
+
+
+def until(holds: Callable[[], bool], what: str, timeout: float = 30) -> None:
+    """Looks again and again; `what` is said where it does not hold in time."""
+    deadline = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < deadline, what
+        os.sched_yield()
 
 
 def run(function: Callable[..., Any], size: int, folder: Path, *args: object, timeout: float = 60) -> list[End]:

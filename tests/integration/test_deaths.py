@@ -116,8 +116,7 @@ def _meet(here: Here, death: str, call: str) -> None:
 def _watch(folder: Path, death: str, call: str, waiting: bool) -> tuple[list[dict[str, Any]], list[int | None]]:
     """What ranks 0 and 1 were told. They call while rank 2 lives, if they wait, or when it has died."""
     world = World(_meet, 3, folder, death, call, way=("call", "call", "short program"))
-    for rank in range(3):
-        world.told(rank)
+    world.all_told(0, 1, 2)
     world.keep_dead()
     for rank in (2, 0, 1) if not waiting else (0, 1, 2):
         if rank == 2 and waiting:
@@ -331,12 +330,9 @@ def test_calls_that_do_not_need_the_dead_any_more_finish(op: str, tmp_path: Path
     world.keep_dead()
     world.tell(2)
     world.wait_dead(2)
-    for rank in (0, 1):
-        world.tell(rank)
-    for rank in (0, 1):
-        world.told(rank)
-    for rank in (0, 1):
-        world.tell(rank)
+    world.tell_all(0, 1)
+    world.all_told(0, 1)
+    world.tell_all(0, 1)
     ends = world.ends()
     for end, expected in zip(ends[:2], _COMPLETE[op], strict=True):
         assert end.error is None, end.trace
@@ -405,8 +401,7 @@ def _stopped(here: Here, timeout: float) -> float | str:
 
 def test_a_rank_that_stands_still_is_waited_for(tmp_path: Path) -> None:
     world = World(_stopped, 2, tmp_path, 30)
-    for rank in (0, 1):
-        world.told(rank)
+    world.all_told(0, 1)
     world.signal(1, signal.SIGSTOP)
     world.tell(0)
     world.tell(1)
@@ -418,8 +413,7 @@ def test_a_rank_that_stands_still_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_rank_that_stands_still_until_the_timeout_is_missing(tmp_path: Path) -> None:
     world = World(_stopped, 2, tmp_path, 0.4)
-    for rank in (0, 1):
-        world.told(rank)
+    world.all_told(0, 1)
     world.signal(1, signal.SIGSTOP)
     world.tell(0)
     world.tell(1)

@@ -94,14 +94,12 @@ def _host_dies_in_the_making(here: Here, port: int, ranks: list[int], early: boo
 def test_the_host_of_the_store_dies_while_a_group_is_made(early: bool, tmp_path: Path) -> None:
     with _port() as port:
         world = World(_host_dies_in_the_making, 3, tmp_path, port, [0, 1, 2], early)
-        for rank in (1, 2):
-            world.told(rank)
+        world.all_told(1, 2)
         world.keep_dead()
         world.tell(0)
         world.wait_dead(0)
         if early:
-            for rank in (1, 2):
-                world.tell(rank)
+            world.tell_all(1, 2)
         ends = world.ends()
     for rank in (1, 2):
         assert ends[rank].error is None, ends[rank].trace
@@ -113,12 +111,10 @@ def test_the_host_of_the_store_dies_while_a_group_is_made(early: bool, tmp_path:
 def test_a_group_without_the_host_of_the_store_can_not_be_made(tmp_path: Path) -> None:
     with _port() as port:
         world = World(_host_dies_in_the_making, 3, tmp_path, port, [1, 2], True)
-        for rank in (1, 2):
-            world.told(rank)
+        world.all_told(1, 2)
         world.tell(0)
         world.processes[0].join(30)
-        for rank in (1, 2):
-            world.tell(rank)
+        world.tell_all(1, 2)
         ends = world.ends()
     for end in ends[1:]:
         assert end.error is None, end.trace
@@ -173,14 +169,12 @@ def _dead_member(here: Here, early: bool) -> str:
 @pytest.mark.parametrize("early", [True, False], ids=["before", "during"])
 def test_a_member_of_a_new_group_is_dead(early: bool, tmp_path: Path) -> None:
     world = World(_dead_member, 3, tmp_path, early)
-    for rank in (0, 1):
-        world.told(rank)
+    world.all_told(0, 1)
     world.keep_dead()
     world.tell(2)
     world.wait_dead(2)
     if early:
-        for rank in (0, 1):
-            world.tell(rank)
+        world.tell_all(0, 1)
     for end in world.ends()[:2]:
         assert end.error is None, end.trace
         assert end.value == "rank 2 died while the group was being made: exit code 3"

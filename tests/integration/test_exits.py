@@ -80,8 +80,7 @@ def _abort(here: Here, wait: str) -> list[str]:
 @pytest.mark.parametrize("wait", _WAITS)
 def test_abort_ends_all_waits_of_the_group_only(wait: str, tmp_path: Path) -> None:
     world = World(_abort, 3, tmp_path, wait)
-    for rank in range(3):
-        world.told(rank)
+    world.all_told(0, 1, 2)
     for rank in (0, 1):
         world.wait_asleep(rank)
     world.tell(2)
@@ -122,8 +121,7 @@ def _abort_the_broken(here: Here) -> str:
 
 def test_abort_ends_the_waits_of_a_group_that_a_death_has_broken(tmp_path: Path) -> None:
     world = World(_abort_the_broken, 3, tmp_path)
-    for rank in (0, 1):
-        world.told(rank)
+    world.all_told(0, 1)
     world.tell(0)
     for end in world.ends()[:2]:
         assert end.error is None, end.trace
@@ -219,8 +217,7 @@ def _destroy(here: Here) -> list[str]:
 def test_a_group_is_destroyed_while_calls_are_under_way(tmp_path: Path) -> None:
     before = shared_files()
     world = World(_destroy, 2, tmp_path)
-    for rank in (0, 1):
-        world.told(rank)
+    world.all_told(0, 1)
     world.tell(0)
     world.processes[0].join(30)
     world.tell(1)

@@ -110,8 +110,8 @@ def test_abort_ends_the_waits_of_all_ranks(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     os.mkfifo(abort)
     world = World(_abort, 3, tmp_path)
+    world.all_told(0, 1)
     for rank in (0, 1):
-        world.told(rank)
         world.wait_asleep(rank)
     with abort.open("w") as pipe:
         pipe.write("x")
@@ -218,8 +218,7 @@ def _kill(here: Here) -> None:
 def test_sigkill_leaves_nothing_behind(tmp_path: Path) -> None:
     before = shared_files()
     world = World(_kill, 2, tmp_path)
-    for rank in (0, 1):
-        world.told(rank)
+    world.all_told(0, 1)
     for rank in (0, 1):
         world.signal(rank, signal.SIGKILL)
     assert [end.exitcode for end in world.ends()] == [-signal.SIGKILL] * 2
@@ -292,8 +291,7 @@ def test_a_daemon_thread_in_a_call_does_not_disturb_the_exit(tmp_path: Path) -> 
     for fifo in fifos:
         os.mkfifo(fifo)
     world = World(_exit_with_a_thread_in_a_call, 2, tmp_path)
-    for rank in (0, 1):
-        world.told(rank)
+    world.all_told(0, 1)
     with fifos[0].open("w") as pipe:
         pipe.write("x")
     world.processes[0].join(30)

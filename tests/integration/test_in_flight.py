@@ -8,26 +8,17 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Here, World, run, values
+from ranks import Here, World, run, until, values
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import phalanx
 from phalanx import _native
-
-
-def _until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline, what
-        os.sched_yield()
 
 
 def _nobody_waits(here: Here) -> list[float]:
@@ -37,7 +28,7 @@ def _nobody_waits(here: Here) -> list[float]:
     for numel in (1, 10_000, 1_000_000):
         tensor = torch.ones(numel)
         work = dist.all_reduce(tensor, async_op=True)
-        _until(work.is_completed, f"an all_reduce of {numel} elements does not end")
+        until(work.is_completed, f"an all_reduce of {numel} elements does not end")
         sums.append(tensor[-1].item())
     return sums
 
@@ -270,7 +261,7 @@ def _sums_denormals(here: Here) -> list[float]:
     for numel in (3, 1_000_000):
         tensor = torch.full((numel,), 1e-310, dtype=torch.float64)
         work = dist.all_reduce(tensor, async_op=True)
-        _until(work.is_completed, "an all_reduce does not end")
+        until(work.is_completed, "an all_reduce does not end")
         torch.set_flush_denormal(False)
         sums.append(tensor.view(torch.int64)[0].item())
         torch.set_flush_denormal(here.rank == 0)

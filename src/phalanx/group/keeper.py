@@ -79,7 +79,7 @@ def _join() -> bool:
         # One that is about to start can't be joined yet.
         with contextlib.suppress(RuntimeError):
             threads[0].join(max(0.0, deadline - time.monotonic()))
-        time.sleep(0)
+        os.sched_yield()
     return True
 
 

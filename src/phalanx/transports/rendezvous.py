@@ -90,12 +90,10 @@ class _Meeting:
             yield
         except RuntimeError as error:
             self._check_alive(range(self._info.size))
-            raise GroupError(
+            raise self._error(
+                "GROUP:STORE",
                 f"the store failed while the group was being made: {error}",
-                code="GROUP:STORE",
-                group=self._info.name,
-                rank=self._info.rank,
-                hint="look for an error on the rank that hosts the store, usually rank 0",
+                "look for an error on the rank that hosts the store, usually rank 0",
             ) from error
 
     def _check_alive(self, ranks: Iterable[int]) -> None:
@@ -233,20 +231,19 @@ class _Meeting:
                 "start all ranks in one container and as one user, or let the containers share /dev/shm "
                 "(--ipc=host) or their processes (--pid=host)"
             )
-        return GroupError(
-            "\n".join(lines), code="GROUP:NOT_SHARED", group=self._info.name, rank=self._info.rank, hint=hint
-        )
+        return self._error("GROUP:NOT_SHARED", "\n".join(lines), hint)
 
     def _check_sizes(self, hellos: Sequence[dict[str, Any]]) -> None:
         sizes = [hello["size"] for hello in hellos]
         if len(set(sizes)) > 1:
-            raise GroupError(
+            raise self._error(
+                "GROUP:SIZE",
                 f"expected the same number of ranks everywhere, got {sizes}, by rank",
-                code="GROUP:SIZE",
-                group=self._info.name,
-                rank=self._info.rank,
-                hint="pass the same world_size on every rank, and a store or a name of its own to every group",
+                "pass the same world_size on every rank, and a store or a name of its own to every group",
             )
+
+    def _error(self, code: str, text: str, hint: str) -> GroupError:
+        return GroupError(text, code=code, group=self._info.name, rank=self._info.rank, hint=hint)
 
     def _say(self, topic: str, value: Any) -> None:
         self._set(f"{topic}/{self._info.rank}", value)
