@@ -20,11 +20,11 @@ from phalanx._core_ext import (
     reduce_buffers,
     reduces,
     tuning_for,
+    writable,
 )
 
 __all__ = [
     "ANY_SOURCE",
-    "BUSY",
     "FAILED",
     "FAILURE_ABORTED",
     "FAILURE_LEFT",
@@ -42,6 +42,7 @@ __all__ = [
     "NO_MEMORY",
     "NO_SPACE",
     "OPS",
+    "OP_NUMBERS",
     "PENDING",
     "UNKNOWN_STATUS",
     "WAS_BROKEN",
@@ -59,6 +60,7 @@ __all__ = [
     "reduce_buffers",
     "reduces",
     "tuning_for",
+    "writable",
 ]
 
 # By number, as in _core/layout.hpp.
@@ -75,8 +77,9 @@ OPS = (
     "send",
     "recv",
 )
+OP_NUMBERS = {name: number for number, name in enumerate(OPS)}
 FAILURE_MISMATCH, FAILURE_TIMEOUT, FAILURE_ABORTED, FAILURE_LEFT, FAILURE_LOST, FAILURE_MESSAGE = range(1, 7)
 LEAVING_EXITING = 2
 
 # What became of a call, as in _core/ticket.hpp.
-FINISHED, FAILED, WAS_BROKEN, FORKED, NESTED, BUSY, LEFT, NO_MEMORY, PENDING, NO_SPACE, NOT_WRITABLE = range(11)
+FINISHED, FAILED, WAS_BROKEN, FORKED, NESTED, LEFT, NO_MEMORY, PENDING, NO_SPACE, NOT_WRITABLE = range(10)

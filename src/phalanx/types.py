@@ -45,12 +45,23 @@ NO_ROOT = -1
 class GroupInfo:
     """Who a rank is within its group: what checks and errors need to know."""
 
-    __slots__ = ("name", "rank", "size")
+    __slots__ = ("global_ranks", "name", "rank", "size")
 
-    def __init__(self, name: str, rank: int, size: int) -> None:
+    def __init__(self, name: str, rank: int, size: int, global_ranks: Sequence[int] = ()) -> None:
         self.name = name
         self.rank = rank
         self.size = size
+        # Those of the group's ranks in the default group, as far as torch knows them.
+        self.global_ranks = global_ranks
+
+    def describe(self, *ranks: int, others: int = 0) -> str:
+        """Ranks of the group as people know them."""
+        listed = ", ".join(map(self._number, ranks)) + (f" and {others} more" if others else "")
+        return f"rank {listed}" if len(ranks) + others == 1 else f"ranks {listed}"
+
+    def _number(self, rank: int) -> str:
+        global_rank = self.global_ranks[rank] if 0 <= rank < len(self.global_ranks) else rank
+        return str(rank) if global_rank == rank else f"{rank} (global rank {global_rank})"
 
 
 class Blocks:

@@ -298,37 +298,3 @@ def test_a_daemon_thread_in_a_call_does_not_disturb_the_exit(tmp_path: Path) -> 
     with fifos[1].open("w") as pipe:
         pipe.write("x")
     assert [end.exitcode for end in world.ends()] == [0, 0]
-
-
-def _busy(here: Here) -> str:
-    """A second thread's call waits for the first one's no longer than its own timeout."""
-    here.init()
-    group = dist.group.WORLD
-    assert group is not None
-    dist.barrier()
-    if here.rank == 1:
-        assert os.read(os.open(here.folder / "fifo", os.O_RDONLY), 1) == b"x"
-        dist.barrier()
-        dist.barrier()
-        return ""
-    thread = threading.Thread(target=lambda: group.barrier().wait())
-    thread.start()
-    while group._get_sequence_number_for_group() < 2:
-        os.sched_yield()
-    with pytest.raises(phalanx.CallTimeout) as caught:
-        group.barrier(timeout=timedelta(seconds=0.2)).wait()
-    here.tell()
-    thread.join()
-    dist.barrier()
-    return str(caught.value)
-
-
-def test_a_call_does_not_wait_for_another_thread_beyond_its_timeout(tmp_path: Path) -> None:
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    world = World(_busy, 2, tmp_path)
-    world.told(0)
-    with fifo.open("w") as pipe:
-        pipe.write("x")
-    ends = world.ends()
-    assert "an earlier call of this rank was under way all the time" in ends[0].value, ends[0].trace

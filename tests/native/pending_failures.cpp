@@ -165,29 +165,37 @@ Complaints timeout(int size, Random& random, Unanswered what) {
   return complaints;
 }
 
-// A call whose time is up before it has begun is taken back, and those around it are not harmed.
-Complaints taken_back(int size, Random& random) {
+// A call whose time is up before it has begun ends the group, like any other: left out, it would let those behind it
+// meet the wrong calls of peers.
+Complaints late_in_the_queue(int size, Random& random) {
   World world(size, random_tuning(random));
   const int early = random_rank(random, size);
   const std::uint64_t seed = random.next();
-  std::atomic<int> withdrawn{0};
-  return on_ranks(all_ranks(size), [&](int rank, Complaints& mine) {
+  std::atomic<int> ended{0};
+  Complaints complaints = on_ranks(all_ranks(size), [&](int rank, Complaints& mine) {
     Group& group = world[rank];
     Random own = own_random(seed, rank);
     Shelf shelf;
-    if (rank != early) wait_until(withdrawn, 1);
+    if (rank != early) wait_until(ended, 1);
     const CallPtr first = start_sum(group, shelf, own.pick({Handing::at_once, Handing::later}));
-    CallPtr hasty;
-    if (rank == early) hasty = start_sum(group, shelf, Handing::waited_for, kShortTimeout);
+    const CallPtr second = start_sum(group, shelf, own.pick({Handing::at_once, Handing::later}),
+                                     rank == early ? kShortTimeout : kPatience);
     const CallPtr last = start_sum(group, shelf, Handing::later);
     if (rank == early) {
-      expect_result(mine, wait_for(group.calls(), *hasty), {Result::busy}, "a call that is taken back");
-      withdrawn.fetch_add(1, std::memory_order_relaxed);
+      expect_result(mine, end_of(group.calls(), *second, own, mine), {Result::failed}, "the call that is late");
+      ended.fetch_add(1, std::memory_order_relaxed);
     }
-    expect_result(mine, end_of(group.calls(), *first, own, mine), {Result::finished}, "the call before");
-    expect_result(mine, end_of(group.calls(), *last, own, mine), {Result::finished}, "the call behind");
-    expect(mine, first->seq == 1 && last->seq == 2 && group.seq() == 2, "seqs without the one taken back");
+    for (const CallPtr& other : {first, last, second}) {
+      if (rank == early && other == second) continue;
+      const Result result = end_of(group.calls(), *other, own, mine);
+      expect_result(mine, result, {Result::was_broken}, "a call around the one that is late");
+    }
   });
+  const Failure failure = world[early].failure();
+  expect(complaints, failure.kind == FailureKind::timeout && failure.rank == early && failure.seq == 2,
+         "whose time was up");
+  expect(complaints, failure.num_missing == static_cast<std::uint32_t>(size - 1), "who was waited for");
+  return complaints;
 }
 
 // What one rank has under way: some of it will be answered, some of it never.
@@ -366,7 +374,7 @@ void run_pending_failure_cases(Tally& tally, int size, std::uint64_t seed) {
       [&](Random& random) { return timeout(size, random, Unanswered::receive_from_anybody); });
   run("timeout of a send", [&](Random& random) { return timeout(size, random, Unanswered::send); });
   run("timeout of a call nobody waits for", [&](Random& random) { return timeout(size, random, Unanswered::call); });
-  run("call taken back", [&](Random& random) { return taken_back(size, random); });
+  run("call late in the queue", [&](Random& random) { return late_in_the_queue(size, random); });
   run("abort in flight", [&](Random& random) { return abort_in_flight(size, random); });
   run("leave in flight", [&](Random& random) { return leave_in_flight(size, random, false); });
   run("end of a group in flight", [&](Random& random) { return leave_in_flight(size, random, true); });

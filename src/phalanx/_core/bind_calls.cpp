@@ -148,14 +148,6 @@ Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, Fil
   return refused;
 }
 
-// A call whose time is up before those before it have ended is taken back.
-Result wait_a_while(Lane& lane, const Ticket& ticket, Clock::time_point until) {
-  if (Clock::now() < ticket.deadline) until = std::min(until, ticket.deadline);
-  const Result result = lane.wait(ticket, until);
-  if (result == Result::pending && Clock::now() >= ticket.deadline) lane.withdraw(ticket);
-  return ticket.result();
-}
-
 // The groups in whose calls this thread is: a signal handler may interrupt one to make another.
 class Within {
  public:
@@ -184,14 +176,14 @@ Result carry_out(Group& group, const std::shared_ptr<CallTicket>& ticket) {
     {
       WithoutGil without;
       if (!std::exchange(submitted, true)) calls.submit(ticket, Handing::waited_for);
-      result = wait_a_while(calls, *ticket, next_look());
+      result = calls.wait(*ticket, next_look());
     }
     if (result != Result::pending) return result;
     if (PyErr_CheckSignals() == 0) continue;
     nb::python_error error;
-    if (!calls.withdraw(*ticket)) {
-      // A call that began and does not come to its end leaves the group in no state to go on.
-      group.abort("interrupted in the middle of a call");
+    // Peers make this call, now or later: a group in which one rank left it out is in no state to go on.
+    group.abort("interrupted in the middle of a call");
+    {
       WithoutGil without;
       calls.wait(*ticket, Clock::time_point::max());
     }
@@ -199,10 +191,16 @@ Result carry_out(Group& group, const std::shared_ptr<CallTicket>& ticket) {
   }
 }
 
+// For Python: None of a call that has finished, else what became of it and its seq (0: it was not handed over).
+nb::object outcome_of(Result result, std::uint64_t seq) {
+  if (result == Result::finished) return nb::none();
+  return nb::make_tuple(static_cast<int>(result), seq);
+}
+
 template <class Fill>
-int run_with(Group& group, const Arguments& arguments, Fill&& fill_blocks) {
+nb::object run_with(Group& group, const Arguments& arguments, Fill&& fill_blocks) {
   check_call(group, arguments.op, arguments.reduce_op, arguments.root, arguments.dtype);
-  if (Within::one_of(group)) return static_cast<int>(Result::nested);
+  if (Within::one_of(group)) return outcome_of(Result::nested, 0);
   // Used again by the next call of this thread, when nobody else holds it any more.
   thread_local std::shared_ptr<CallTicket> spare;
   if (!spare || spare.use_count() != 1) spare = std::make_shared<CallTicket>();
@@ -210,7 +208,8 @@ int run_with(Group& group, const Arguments& arguments, Fill&& fill_blocks) {
   const std::shared_ptr<CallTicket> ticket = spare;
   ticket->reopen();
   const Result refused = prepare(group, *ticket, arguments, fill_blocks);
-  return static_cast<int>(refused != Result::finished ? refused : carry_out(group, ticket));
+  const Result result = refused != Result::finished ? refused : carry_out(group, ticket);
+  return outcome_of(result, ticket->seq.load(std::memory_order_relaxed));
 }
 
 // A call under way, for Python. Owns what keeps the memory of the call, until the call has ended.
@@ -247,7 +246,7 @@ class Pending {
     while (result() == Result::pending) {
       {
         WithoutGil without;
-        wait_a_while(*lane_, *ticket_, std::min(until, next_look()));
+        lane_->wait(*ticket_, std::min(until, next_look()));
       }
       if (Clock::now() >= until) break;
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -309,15 +308,16 @@ auto from_one(std::uint64_t address, std::uint64_t size, bool reads, bool writes
   };
 }
 
-int run(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
-        double factor, double timeout, const Addresses& in, const Sizes& in_sizes, std::size_t num_in, bool in_listed,
-        const Addresses& out, const Sizes& out_sizes, std::size_t num_out, bool out_listed) {
+nb::object run(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
+               double factor, double timeout, const Addresses& in, const Sizes& in_sizes, std::size_t num_in,
+               bool in_listed, const Addresses& out, const Sizes& out_sizes, std::size_t num_out, bool out_listed) {
   return run_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout},
                   from_lists(in, in_sizes, num_in, in_listed, out, out_sizes, num_out, out_listed));
 }
 
-int run_single(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
-               double factor, double timeout, std::uint64_t address, std::uint64_t size, bool reads, bool writes) {
+nb::object run_single(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count,
+                      std::uint32_t layout, double factor, double timeout, std::uint64_t address, std::uint64_t size,
+                      bool reads, bool writes) {
   return run_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout},
                   from_one(address, size, reads, writes));
 }

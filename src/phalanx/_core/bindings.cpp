@@ -14,6 +14,7 @@
 #include "bind_calls.hpp"
 #include "cpus.hpp"
 #include "group.hpp"
+#include "memory.hpp"
 
 namespace nb = nanobind;
 using namespace phalanx;
@@ -88,6 +89,9 @@ NB_MODULE(_core_ext, m) {
   m.def("affinity", &affinity, "CPUs that this process may run on.");
   m.def("cpu_quota", &cpu_quota, "CPUs that the cgroup grants, rounded up; 0 where it sets no limit.");
   m.def("kernel_variant", &kernel_variant);
+  m.def("writable", [](std::uint64_t address, std::uint64_t size) {
+    return writable({reinterpret_cast<std::byte*>(address), size});
+  });
   m.def("reduces", [](int dtype, int op) { return kernel_of(dtype, op) != nullptr; });
   m.def("reduce_buffers", &reduce_buffers);
 

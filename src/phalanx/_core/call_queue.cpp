@@ -17,29 +17,12 @@ void CallQueue::submit(std::shared_ptr<CallTicket> ticket, Handing handing) {
     const std::lock_guard lock(mutex_);
     ticket->seq.store(seq_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     count_begin();
+    soonest_ = std::min(soonest_, ticket->deadline);
     queue_.push_back(std::move(ticket));
   }
   if (handing != Handing::waited_for) hand_over(*mine, handing == Handing::at_once);
   // Nobody tends the lane of a rank that has left, and leave() may have swept it just before.
   if (member_->has_left()) sweep();
-}
-
-bool CallQueue::withdraw(const Ticket& ticket) {
-  std::shared_ptr<CallTicket> withdrawn;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found =
-        std::find_if(queue_.begin(), queue_.end(), [&](const auto& item) { return item.get() == &ticket; });
-    if (found == queue_.end()) return false;
-    // Those behind it move up.
-    for (auto later = found + 1; later != queue_.end(); ++later) (*later)->seq.fetch_sub(1, std::memory_order_relaxed);
-    withdrawn = std::move(*found);
-    queue_.erase(found);
-    seq_.fetch_sub(1, std::memory_order_relaxed);
-  }
-  count_end();
-  withdrawn->end(Result::busy);
-  return true;
 }
 
 bool CallQueue::begin_next() {
@@ -66,7 +49,7 @@ void CallQueue::end_current(Result result) {
   ended->end(result);
 }
 
-void CallQueue::end_queue(Result result) {
+void CallQueue::end_queue(Result result, const CallTicket* late) {
   std::deque<std::shared_ptr<CallTicket>> queue;
   {
     const std::lock_guard lock(mutex_);
@@ -74,7 +57,7 @@ void CallQueue::end_queue(Result result) {
   }
   for (const auto& ticket : queue) {
     count_end();
-    ticket->end(result);
+    ticket->end(ticket.get() == late ? Result::failed : result);
   }
 }
 
@@ -98,10 +81,24 @@ bool CallQueue::advance() {
   return false;
 }
 
-void CallQueue::fail() {
+void CallQueue::fail(const CallTicket* late) {
   member_->lines.give_up(GaveUp::calls);
-  end_current(Result::failed);
-  end_queue(Result::was_broken);
+  end_current(late == nullptr || late == current_.get() ? Result::failed : Result::was_broken);
+  end_queue(Result::was_broken, late);
+}
+
+// A call whose time is up before those before it have ended can't be left out: peers will make it, and would then meet
+// the one behind it.
+std::shared_ptr<CallTicket> CallQueue::find_late(Clock::time_point now) {
+  if (current_->deadline <= now) return current_;
+  const std::lock_guard lock(mutex_);
+  if (now < soonest_) return nullptr;
+  soonest_ = Clock::time_point::max();
+  for (const auto& ticket : queue_) {
+    soonest_ = std::min(soonest_, ticket->deadline);
+    if (ticket->deadline <= now) return ticket;
+  }
+  return nullptr;
 }
 
 void CallQueue::check() {
@@ -126,11 +123,12 @@ void CallQueue::check() {
     case WaitResult::expired:
       break;
   }
-  if (Clock::now() < current_->deadline) return;
+  const std::shared_ptr<CallTicket> late = find_late(Clock::now());
+  if (!late) return;
   const std::vector<int> missing = member_->lines.missing(condition);
   if (missing.empty()) return;
-  member_->report_timeout(current_->request.op, call_.seq(), missing);
-  fail();
+  member_->report_timeout(late->request.op, late->seq.load(std::memory_order_relaxed), missing);
+  fail(late.get());
 }
 
 Lane::News CallQueue::wait_for_news(Clock::time_point until) {

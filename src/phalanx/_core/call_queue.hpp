@@ -24,7 +24,6 @@ class CallQueue : public Lane {
 
   // The call begins when those before it have ended. The memory in its request must stay until it has ended.
   void submit(std::shared_ptr<CallTicket> ticket, Handing handing);
-  bool withdraw(const Ticket& ticket) override;
   // This rank has been told that the group is broken.
   void give_up_if_idle() noexcept {
     if (idle()) member_->lines.give_up(GaveUp::calls);
@@ -47,16 +46,19 @@ class CallQueue : public Lane {
  private:
   bool begin_next();
   void end_current(Result result);
-  void end_queue(Result result);
-  void fail();
+  void end_queue(Result result, const CallTicket* late = nullptr);
+  // Ends all: the current call, or the one that is late, as failed, the others as broken by it.
+  void fail(const CallTicket* late = nullptr);
+  std::shared_ptr<CallTicket> find_late(Clock::time_point now);
 
   const std::shared_ptr<Member> member_;
   History history_;
   Call call_;
   std::shared_ptr<CallTicket> current_;  // the one that call_ carries out
 
-  std::mutex mutex_;                               // of the queue
-  std::deque<std::shared_ptr<CallTicket>> queue_;  // those that have not begun
+  std::mutex mutex_;                                      // of the queue
+  std::deque<std::shared_ptr<CallTicket>> queue_;         // those that have not begun
+  Clock::time_point soonest_ = Clock::time_point::max();  // no deadline in the queue is earlier
   std::atomic<std::uint64_t> seq_{0};
 };
 

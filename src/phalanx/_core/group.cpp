@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "exit_status.hpp"
 #include "progress.hpp"
 
 namespace phalanx {
@@ -47,6 +48,7 @@ void Group::abort(const std::string& text) { member_->report_abort(seq(), text);
 
 void Group::leave(Leaving leaving) {
   if (forked() || member_->left.exchange(true)) return;
+  if (leaving == Leaving::exiting) tell_exit_status(member_->segment, rank());
   member_->lines.leave(leaving);
   calls_->sweep();
   messages_->sweep();

@@ -24,8 +24,6 @@ class Lane {
 
   // Goes on with the lane until the ticket has ended, `until` has passed or a signal came (both: pending).
   Result wait(const Ticket& ticket, Clock::time_point until);
-  // Takes back a call that has not begun, which ends it (busy). False: it has begun.
-  virtual bool withdraw(const Ticket&) { return false; }
   // The peers that the ticket's call waits for; none where that can't be said at the moment.
   std::vector<int> missing_for(const Ticket& ticket);
   // Somebody looks whether a call has ended, or wants to hear of it, and does not wait: it is not to lie around.

@@ -23,7 +23,7 @@
 namespace phalanx {
 
 inline constexpr std::uint64_t kMagic = 0x31584e414c414850;  // "PHALANX1"
-inline constexpr std::uint32_t kVersion = 2;
+inline constexpr std::uint32_t kVersion = 3;
 inline constexpr int kSlots = 4;
 // Twice the slots: a peer that lags by kSlots ticks still finds its word when it compares (see Call::verify_history).
 inline constexpr int kRing = 2 * kSlots;
@@ -72,7 +72,7 @@ enum class GaveUp : std::uint32_t { calls = 1, messages = 2 };
 
 inline constexpr std::int32_t kUnknownStatus = -1;
 
-// Both sides of a message that does not fit.
+// Both sides of a message that does not fit; of one that nobody answered, the tag.
 struct Misfit {
   std::int64_t sent;
   std::int64_t expected;
@@ -85,7 +85,7 @@ struct Misfit {
 struct Failure {
   FailureKind kind;
   std::int32_t rank;  // who found it
-  std::int32_t peer;  // the other side of a mismatch; the rank that left or died
+  std::int32_t peer;  // the other side of a mismatch or message; the rank that left or died
   std::uint32_t num_missing;
   std::uint64_t seq;
   Op op;                // what the finder was doing
@@ -149,7 +149,8 @@ struct alignas(kLine) MessageLine {
 // What a rank has to say of its end: the first exception that nobody caught.
 struct alignas(kLine) LastWords {
   std::atomic<std::uint32_t> said;
-  char text[1020];
+  std::atomic<std::int32_t> exit_status;  // 0: not known yet; else 1 + what waitpid will give
+  char text[1016];
 };
 
 // A call's signature in full, to explain a mismatch, and what each rank may choose for itself (the factor).

@@ -27,10 +27,17 @@ Member::Member(std::shared_ptr<Segment> shared, int rank)
 }
 
 void Member::report_timeout(Op op, std::uint64_t seq, const std::vector<int>& missing) {
+  report_timeout(op, seq, missing, -1, 0, "");
+}
+
+void Member::report_timeout(Op op, std::uint64_t seq, const std::vector<int>& missing, int peer, std::uint32_t tag,
+                            const std::string& others) {
   Failure failure{};
   failure.kind = FailureKind::timeout;
   failure.rank = rank();
-  failure.peer = -1;
+  failure.peer = peer;
+  failure.misfit.tag = tag;
+  std::snprintf(failure.text, sizeof(failure.text), "%s", others.c_str());
   failure.op = op;
   failure.seq = seq;
   failure.num_missing = static_cast<std::uint32_t>(missing.size());

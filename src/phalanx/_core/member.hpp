@@ -20,6 +20,9 @@ struct Member {
 
   // Breaks the group, unless it is already.
   void report_timeout(Op op, std::uint64_t seq, const std::vector<int>& missing);
+  // Of a message: with whom, or kAnySource; `others` is what came from there instead.
+  void report_timeout(Op op, std::uint64_t seq, const std::vector<int>& missing, int peer, std::uint32_t tag,
+                      const std::string& others);
   void report_gone(Op op, std::uint64_t seq, int peer);
   void report_abort(std::uint64_t seq, const std::string& text);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 namespace phalanx {
@@ -10,6 +11,8 @@ namespace {
 
 // Chunks that a channel moves before others get their turn.
 constexpr int kChunksAtOnce = 8;
+// Characters of a list of tags in an error.
+constexpr std::size_t kLongestList = 60;
 
 std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
 
@@ -354,14 +357,15 @@ std::vector<Messages::TicketPtr> Messages::take_tickets_of(int peer) {
   return tickets;
 }
 
-void Messages::end_all(Result result) {
+void Messages::end_all(Result result, const MessageTicket* late) {
+  const auto end_one = [&](const TicketPtr& ticket) { end(ticket, ticket.get() == late ? Result::failed : result); };
   if (any_submitted_.load(std::memory_order_acquire)) take_submitted();
   for (int peer = 0; peer < member_->size(); ++peer) {
-    for (const TicketPtr& ticket : take_tickets_of(peer)) end(ticket, result);
+    for (const TicketPtr& ticket : take_tickets_of(peer)) end_one(ticket);
   }
   // What is left are receives from anybody.
   num_posted_any_ = 0;
-  for (const TicketPtr& ticket : std::exchange(posted_, {})) end(ticket, result);
+  for (const TicketPtr& ticket : std::exchange(posted_, {})) end_one(ticket);
 }
 
 void Messages::fail_with(int peer) {
@@ -379,6 +383,20 @@ std::vector<int> Messages::peers_of(const MessageTicket& ticket) const {
     if (peer != rank_) peers.push_back(peer);
   }
   return peers;
+}
+
+// The tags of messages that came and that nobody receives: the likely cause where another one is missing.
+std::string Messages::tags_from(const std::vector<int>& peers) const {
+  std::set<std::uint32_t> tags;
+  for (const int peer : peers) {
+    for (const auto& message : in_[at(peer)].arrived) tags.insert(message->envelope.tag);
+  }
+  std::string listed;
+  for (const std::uint32_t tag : tags) {
+    if (listed.size() > kLongestList) return listed + " and others";
+    listed += (listed.empty() ? "" : ", ") + std::to_string(tag);
+  }
+  return listed;
 }
 
 void Messages::check() {
@@ -417,9 +435,9 @@ void Messages::check() {
   }
   for (const TicketPtr& ticket : posted_) look_at(ticket);
   if (!late) return;
-  member_->report_timeout(late->sends ? Op::send : Op::recv, late->seq.load(std::memory_order_relaxed),
-                          peers_of(*late));
-  end_all(Result::failed);
+  member_->report_timeout(late->sends ? Op::send : Op::recv, late->seq.load(std::memory_order_relaxed), peers_of(*late),
+                          late->peer, late->tag, late->sends ? "" : tags_from(peers_of(*late)));
+  end_all(Result::was_broken, late.get());
 }
 
 }  // namespace phalanx

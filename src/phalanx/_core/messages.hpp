@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "lane.hpp"
@@ -89,7 +90,7 @@ class Messages : public Lane {
   bool something_came() const noexcept;
 
   void end(const TicketPtr& ticket, Result result);
-  void end_all(Result result);
+  void end_all(Result result, const MessageTicket* late = nullptr);
   // What is under way to and from the peer; a receive from anybody once it has a message.
   std::vector<TicketPtr> tickets_of(int peer) const;
   // The same, out of all lists.
@@ -97,6 +98,7 @@ class Messages : public Lane {
   // Ends the messages to and from the peer, who will not take part in them any more.
   void fail_with(int peer);
   std::vector<int> peers_of(const MessageTicket& ticket) const;
+  std::string tags_from(const std::vector<int>& peers) const;
 
   const std::shared_ptr<Member> member_;
   const Segment& segment_;

@@ -24,8 +24,8 @@ namespace phalanx {
 namespace {
 
 // A process that leaves its groups because it ends shows soon how it ended: the interpreter of a program with torch
-// takes half of this.
-constexpr std::chrono::milliseconds kTimeToEnd{600};
+// takes half of this. Peers are promised an answer within a second.
+constexpr std::chrono::milliseconds kTimeToEnd{850};
 
 // Fields of /proc/<pid>/stat, numbered as proc(5) does.
 struct Stat {

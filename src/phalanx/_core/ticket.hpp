@@ -14,15 +14,14 @@ namespace phalanx {
 enum class Result : int {
   finished = 0,
   failed = 1,      // Group::failure() says how
-  was_broken = 2,  // by an earlier failure
+  was_broken = 2,  // by a failure that was not this call's own
   forked = 3,
   nested = 4,
-  busy = 5,
-  left = 6,
-  no_memory = 7,
-  pending = 8,
-  no_space = 9,
-  not_writable = 10,
+  left = 5,
+  no_memory = 6,
+  pending = 7,
+  no_space = 8,
+  not_writable = 9,
 };
 
 class Ticket {

@@ -147,7 +147,9 @@ bool Lines::gone(int rank, GaveUp kind, bool ask) const noexcept {
   Peer* process = process_of(rank);
   const Leaving left = leaving(rank);
   // For the sake of its exit code, where nothing else tells why it ends.
-  if (left == Leaving::exiting && process != nullptr && last_words(rank).empty()) return process->ended_or_late();
+  if (left == Leaving::exiting && process != nullptr && last_words(rank).empty()) {
+    return exit_status(rank) != kUnknownStatus || process->ended_or_late();
+  }
   if (left != Leaving::no) return true;
   return process != nullptr && (process->known_dead() || (ask && process->dead()));
 }
@@ -176,7 +178,14 @@ Failure Lines::describe_gone(int rank) const {
   failure.status = kUnknownStatus;
   Peer* process = process_of(rank);
   if (process != nullptr && failure.leaving != Leaving::closed && process->dead()) failure.status = process->status();
+  if (failure.status == kUnknownStatus) failure.status = exit_status(rank);
   return failure;
+}
+
+// What a process that is going down has told of its end.
+std::int32_t Lines::exit_status(int rank) const noexcept {
+  const std::int32_t told = segment_.last_words(rank).exit_status.load(std::memory_order_acquire);
+  return told != 0 ? told - 1 : kUnknownStatus;
 }
 
 void Lines::fail(const Failure& failure) noexcept {

@@ -104,6 +104,7 @@ class Lines {
   // What peers are told when this rank has ended. The first words stay.
   void say_last_words(const std::string& text) noexcept;
   std::string last_words(int rank) const;
+  std::int32_t exit_status(int rank) const noexcept;
 
  private:
   bool reached_now(const Condition& condition) const noexcept;

@@ -5,6 +5,7 @@ A message is no Call: it has two sides only, and nothing about it is compared ac
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -36,9 +37,13 @@ def plain(info: GroupInfo, tensor: Any, peer: Any, tag: Any) -> int:
     return code if fits and right else 0
 
 
-def check(info: GroupInfo, op: str, tensor: Any, peer: int, tag: int) -> None:
-    """Raises where this rank's side of a message is wrong. `peer` is ANY_SOURCE for a receive from anybody."""
+def check(info: GroupInfo, op: str, tensor: Any, peer: Any, tag: Any) -> tuple[int, int]:
+    """Peer and tag as numbers. Raises where this rank's side of a message is wrong.
+
+    `peer` is ANY_SOURCE for a receive from anybody.
+    """
     check_tensor(info, op, "tensor", tensor, written=op == "recv")
+    peer, tag = _whole(peer), _whole(tag)
     if type(peer) is not int or not 0 <= peer < info.size:
         _check_peer(info, op, peer)
     if type(tag) is not int or not 0 <= tag <= _MOST_TAG:
@@ -49,6 +54,15 @@ def check(info: GroupInfo, op: str, tensor: Any, peer: int, tag: int) -> None:
             f"expected a tag between 0 and {_MOST_TAG}, got {tag!r}",
             "number the kinds of messages from 0",
         )
+    return peer, tag
+
+
+def _whole(number: Any) -> Any:
+    """Other classes of whole numbers, such as NumPy's, as an int."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        return number
 
 
 def meaning(sent: Tensor, received: Tensor) -> None:

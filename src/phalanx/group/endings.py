@@ -75,7 +75,7 @@ def _short(path: str) -> str:
 def _tell(exception: BaseException, transports: Iterable[Transport]) -> None:
     """Never raises: the program has an exception of its own to report."""
     with contextlib.suppress(Exception):
-        if isinstance(exception, SystemExit) and exception.__context__ is None:
+        if isinstance(exception, SystemExit) and (exception.__context__ is None or not exception.code):
             return
         words = last_words(exception)
         for transport in transports:

@@ -69,6 +69,9 @@ def stop(exiting: bool = False) -> None:
         _crew.hurried = True
         _join()
     _native.close_completions(False)
+    # Somebody may have wanted to hear of a call while nobody listened.
+    if _kept and not exiting:
+        _ensure_idle()
 
 
 def _join() -> bool:
@@ -101,8 +104,12 @@ def _run() -> None:
         on_end = _kept.pop(token)
         with crew.lock:
             crew.idle -= 1
-        if _kept:
-            _ensure_idle()
+        try:
+            if _kept:
+                _ensure_idle()
+        except RuntimeError:
+            # No more threads to be had: the next call's end is heard of when this one's callbacks are through.
+            pass
         try:
             on_end()
         except Exception:

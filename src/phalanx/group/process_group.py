@@ -60,6 +60,7 @@ class ProcessGroup(TorchProcessGroup):
         timeout: timedelta = DEFAULT_TIMEOUT,
         *,
         name: str = "phalanx",
+        global_ranks: Sequence[int] = (),
         known: Mapping[int, Identity] | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
@@ -77,7 +78,7 @@ class ProcessGroup(TorchProcessGroup):
             )
         super().__init__(rank, world_size)  # type: ignore[call-arg]
         self._store = store
-        self._info = GroupInfo(name, rank, world_size)
+        self._info = GroupInfo(name, rank, world_size, global_ranks)
         self._group = Group.join(store, self._info, timeout.total_seconds(), known)
         self._name = name
         self._desc = "undefined"
@@ -201,7 +202,7 @@ class ProcessGroup(TorchProcessGroup):
                 return _DONE
             pending = self._group.start_all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
             work = self._work([tensor], pending)
-            if tensor.numel() == 1:
+            if tensor.numel() == 1 and tensor.untyped_storage().nbytes() == tensor.itemsize:
                 self._recent.append(work)
             return work
         try:
@@ -440,7 +441,7 @@ class ProcessGroup(TorchProcessGroup):
         seconds = group.timeout if timeout is None else seconds_of(timeout)
         code = message.plain(self._info, tensor, peer, tag)
         if not code:
-            message.check(self._info, op, tensor, peer, tag)
+            peer, tag = message.check(self._info, op, tensor, peer, tag)
         pending = group.start_message(sends, tensor, peer, tag, seconds, code)
         # Most sends are done at once, and nobody asks a send for its result.
         work = _DONE if sends and pending is None else Work([tensor], pending, peer)

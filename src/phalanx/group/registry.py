@@ -17,6 +17,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
         options.group_size,
         timeout=options.timeout,
         name=str(options.group_id),
+        global_ranks=options.global_ranks_in_group,
         known=_known(options.global_ranks_in_group),
     )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,13 +14,15 @@ import torch
 from torch.distributed import Work as TorchWork
 from torch.futures import Future, collect_all
 
-from phalanx.errors import PhalanxError
 from phalanx.group import keeper
+from phalanx.group.torch_compat import seconds_of
 from phalanx.transports.base import Pending
 
 __all__ = ["Work", "Works"]
 
 _ZERO = timedelta(0)
+# Seconds for one more look.
+_LEAST = 1e-6
 _MANY = 256
 _Tensors = list[torch.Tensor]
 # Held for a few assignments only; the garbage collector may come in between and want it, too.
@@ -47,14 +49,17 @@ class Work(TorchWork):
         pending = self._pending
         if pending is None:
             return True
-        # torch passes zero, or less, for "no timeout given".
-        seconds = timeout.total_seconds() if timeout > _ZERO else None
+        seconds = None if timeout is _ZERO else seconds_of(timeout)
         try:
             if not pending.wait(seconds):
                 raise pending.explain_waiting(seconds or 0.0)
         finally:
             if self._promise is not None and pending.ended:
                 self._settle()
+        # A call that has finished needs nothing of the group any more.
+        if self._source < 0:
+            self._source = pending.source
+        self._pending = None
         return True
 
     def synchronize(self) -> None:
@@ -62,7 +67,13 @@ class Work(TorchWork):
 
     def is_completed(self) -> bool:
         pending = self._pending
-        return pending is None or pending.ended
+        if pending is None:
+            return True
+        if not pending.ended:
+            return False
+        # Whoever asks may look at the tensors next.
+        pending.finish()
+        return True
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
@@ -112,12 +123,15 @@ class Work(TorchWork):
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         # All calls have ended when the interpreter does, and what they are made of may be gone.
         pending = None if ends() else self._pending
-        if pending is not None and not pending.ended:
-            keeper.keep(pending, _finisher(pending))
+        if pending is not None:
+            keeper.keep(pending, pending.finish)
 
 
 class Works(TorchWork):
-    """Several calls of one thread as one: what the coalescing manager waits for."""
+    """Several calls of one thread as one: what the coalescing manager waits for.
+
+    Of many calls, `result` and `get_future` only have those that were still under way when the last ones came.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +147,12 @@ class Works(TorchWork):
             self._works = [work for work in self._works if not work.is_success()]
 
     def wait(self, timeout: timedelta = _ZERO) -> bool:
-        return all(work.wait(timeout) for work in self._works)
+        seconds = seconds_of(timeout)
+        until = None if seconds is None else time.monotonic() + seconds
+        for work in self._works:
+            # One that has ended is waited for all the same, so that its failure is raised.
+            work.wait(_ZERO if until is None else timedelta(seconds=max(until - time.monotonic(), _LEAST)))
+        return True
 
     def synchronize(self) -> None:
         self.wait()
@@ -167,15 +186,6 @@ def _outcome(future: Future[Any]) -> Any:
     if isinstance(value, _Failed):
         raise value.error
     return value
-
-
-def _finisher(pending: Pending) -> Callable[[], None]:
-    def finish() -> None:
-        # A failure breaks the group, and the next call says why.
-        with contextlib.suppress(PhalanxError):
-            pending.settle()
-
-    return finish
 
 
 def _renew_lock() -> None:

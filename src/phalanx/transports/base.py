@@ -30,8 +30,11 @@ class Pending(Protocol):
     def explain_waiting(self, seconds: float) -> CallTimeout:
         """The error for a wait that was given up while the call goes on."""
 
+    def finish(self) -> None:
+        """Does what remains to be done once the call has ended."""
+
     def settle(self) -> None:
-        """Does what remains to be done once the call has ended. Raises what made it fail; the same each time."""
+        """`finish`, and raises what made the call fail; the same each time."""
 
     def notify(self, token: int) -> bool:
         """Asks for the token when the call ends. False: it has ended already. To be asked once."""

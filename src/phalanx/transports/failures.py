@@ -12,7 +12,7 @@ from phalanx.errors import Aborted, CallTimeout, GroupError, InvalidCall, Mismat
 from phalanx.transports.signatures import Signature, compare, dtype_name
 from phalanx.types import GroupInfo
 
-_OP_NUMBERS = {name: number for number, name in enumerate(_native.OPS)}
+_MESSAGES = ("send", "recv")
 _SAME_CALL = "make the ranks issue the same calls in the same order"
 _MISMATCH_HINTS = {
     "COUNT": "give tensors of the same number of elements on all ranks, or look for a call that one of them left out",
@@ -52,12 +52,6 @@ _REFUSALS: dict[int, tuple[type[PhalanxError], str, str, str]] = {
         "makes this call",
         "set a flag in the signal handler, and communicate when the interrupted call has ended",
     ),
-    _native.BUSY: (
-        CallTimeout,
-        "MISSING",
-        "gave up after a timeout of {timeout:g} s: an earlier call of this rank was under way all the time",
-        "look at what that call waits for; the group is still usable",
-    ),
     _native.NO_SPACE: (
         GroupError,
         "GROUP:NO_SPACE",
@@ -81,44 +75,35 @@ class _Where(TypedDict):
 
 
 def explain(
-    group: _native.Group | None, info: GroupInfo, op: str, status: int, timeout: float, seq: int | None = None
+    group: _native.Group | None, info: GroupInfo, op: str, status: int, timeout: float = 0.0, seq: int = 0
 ) -> PhalanxError:
     """The exception for a call that did not finish.
 
-    `status` is what the core says of the call, `group` is None once left, `seq` is the call's own where it is not the
-    last one of the group.
+    `status` is what the core says of the call, `group` is None once left, `seq` is 0 where the call was not handed
+    over.
     """
-    if group is None:
-        status = _native.LEFT
     if status in _REFUSALS:
         kind, code, message, hint = _REFUSALS[status]
-        return kind(message.format(timeout=timeout), code=code, group=info.name, rank=info.rank, op=op, hint=hint)
+        return kind(message, code=code, group=info.name, rank=info.rank, op=op, hint=hint)
     assert group is not None
     failure: dict[str, Any] = group.failure()
-    cause, finder = failure["kind"], failure["rank"]
+    cause = failure["kind"]
     was_broken = status == _native.WAS_BROKEN
     # Messages are not counted by the group, and one that was refused has no number.
-    if seq is None and op not in ("send", "recv"):
-        seq = group.seq + 1 if was_broken else group.seq
-    here = _Where(group=info.name, rank=info.rank, op=op, seq=seq)
+    number = seq or (None if op in _MESSAGES else group.seq + 1)
+    here = _Where(group=info.name, rank=info.rank, op=op, seq=number)
     broken = "the group is broken: " if was_broken else ""
     if cause == _native.FAILURE_MISMATCH:
         return _mismatch(group, info, op, failure, broken)
     if cause == _native.FAILURE_MESSAGE:
-        return _misfit(here, failure, broken)
+        return _misfit(info, here, failure, broken)
     if cause == _native.FAILURE_TIMEOUT:
-        missing = _ranks(failure["missing"], failure["num_missing"])
-        if finder == info.rank and not was_broken and failure["op"] == _OP_NUMBERS.get(op):
-            message = f"gave up after a timeout of {timeout:g} s: {missing} did not come"
-        else:
-            gave_up = f"rank {finder} gave up on {_what(failure)} when its timeout ran out"
-            message = f"{broken}{gave_up}: {missing} did not come"
-        return CallTimeout(
-            message, **here, hint=f"look at what {missing} did instead; if it was only slow, raise the group's timeout"
-        )
+        own = failure["rank"] == info.rank and not was_broken and failure["op"] == _native.OP_NUMBERS.get(op)
+        return _timeout(info, here, failure, timeout if own else None, broken)
     if cause in (_native.FAILURE_LEFT, _native.FAILURE_LOST):
-        return _peer_lost(group, here, failure, broken)
-    who = "a rank" if finder < 0 else "this rank" if finder == info.rank else f"rank {finder}"
+        return _peer_lost(group, info, here, failure, broken)
+    finder = failure["rank"]
+    who = "a rank" if finder < 0 else "this rank" if finder == info.rank else info.describe(finder)
     return Aborted(
         f"{broken}{who} aborted the group: {failure['text']}",
         **here,
@@ -130,7 +115,7 @@ def still_under_way(info: GroupInfo, op: str, seq: int, seconds: float, missing:
     """A wait was given up, the call was not."""
     message = f"gave up waiting after {seconds:g} s"
     if missing:
-        message += f": {_ranks(missing, len(missing))} did not come"
+        message += f": {info.describe(*missing)} did not come"
     return CallTimeout(
         f"{message}; the call is still under way",
         group=info.name,
@@ -144,18 +129,41 @@ def still_under_way(info: GroupInfo, op: str, seq: int, seconds: float, missing:
 def lost_while_joining(info: GroupInfo, peer: int, status: int) -> PeerLost:
     """A peer died before the group was made."""
     error = PeerLost(
-        f"rank {peer} died while the group was being made: {_ending(status)}",
+        f"{info.describe(peer)} died while the group was being made: {_ending(status)}",
         group=info.name,
         rank=info.rank,
         op="new_group",
-        hint=f"look for an error on rank {peer}",
+        hint=f"look at the output of {info.describe(peer)}, and in the system's log for a process that was killed",
     )
     error.peer = peer
     return error
 
 
-def _peer_lost(group: _native.Group, here: _Where, failure: dict[str, Any], broken: str) -> PeerLost:
+def _timeout(info: GroupInfo, here: _Where, failure: dict[str, Any], timeout: float | None, broken: str) -> CallTimeout:
+    """`timeout` is None where it was not this call that gave up."""
+    missing = info.describe(*failure["missing"], others=failure["num_missing"] - len(failure["missing"]))
+    they = "it was" if failure["num_missing"] == 1 else "they were"
+    if timeout is not None:
+        message = f"gave up after a timeout of {timeout:g} s: "
+    else:
+        message = f"{broken}{info.describe(failure['rank'])} gave up on {_what(failure)} when its timeout ran out: "
+    hint = f"look at what {missing} did instead; if {they} only slow, raise the group's timeout"
+    op, tag, others = _native.OPS[failure["op"]], failure["misfit"][-1], failure["text"]
+    if op == "send":
+        message += f"{missing} did not receive it (tag {tag})"
+    elif op == "recv":
+        message += f"no message with tag {tag} came from {missing}"
+        if others:
+            message += f", but others did, with tag {others}"
+            hint = f"give both sides the same tag; if {they} only slow, raise the group's timeout"
+    else:
+        message += f"{missing} did not come"
+    return CallTimeout(message, **here, hint=hint)
+
+
+def _peer_lost(group: _native.Group, info: GroupInfo, here: _Where, failure: dict[str, Any], broken: str) -> PeerLost:
     peer, status = failure["peer"], failure["status"]
+    lost, finder = info.describe(peer), info.describe(failure["rank"])
     words = group.last_words(peer)
     if failure["kind"] == _native.FAILURE_LOST:
         what = f"died ({_ending(status)})"
@@ -163,15 +171,15 @@ def _peer_lost(group: _native.Group, here: _Where, failure: dict[str, Any], brok
         what = "ended" if status == _native.UNKNOWN_STATUS else f"ended ({_ending(status)})"
     else:
         what = "left the group (it was destroyed there)"
-    message = f"{broken}rank {peer} {what} while rank {failure['rank']} waited for it in {_what(failure)}"
+    message = f"{broken}{lost} {what} while {finder} waited for it in {_what(failure)}"
     if words:
-        message += f"\n  the first exception of rank {peer}: {words}"
-        hint = f"mend what raised on rank {peer}; the others only waited for it"
+        message += f"\n  the first exception of {lost}: {words}"
+        hint = f"mend what raised on {lost}; the others only waited for it"
     elif failure["kind"] == _native.FAILURE_LOST:
-        hint = f"look at the output of rank {peer}, and in the system's log for a process that was killed"
+        hint = f"look at the output of {lost}, and in the system's log for a process that was killed"
     else:
         hint = (
-            f"look for an error on rank {peer}; if there is none, let it make as many calls as the others before it "
+            f"look for an error on {lost}; if there is none, let it make as many calls as the others before it "
             "ends or destroys the group"
         )
     error = PeerLost(message, **here, hint=hint)
@@ -198,20 +206,24 @@ def _what(failure: dict[str, Any]) -> str:
     return f"{_native.OPS[failure['op']]}, seq {failure['seq']}"
 
 
-def _misfit(here: _Where, failure: dict[str, Any], broken: str) -> Mismatch:
+def _misfit(info: GroupInfo, here: _Where, failure: dict[str, Any], broken: str) -> Mismatch:
     sent_dtype, sent, expected_dtype, expected, tag = failure["misfit"]
-    receiver, sender = failure["rank"], failure["peer"]
+    receiver, sender = info.describe(failure["rank"]), info.describe(failure["peer"])
     field = "COUNT" if sent_dtype == expected_dtype and sent != expected else "DTYPE"
     about = "the number of elements" if field == "COUNT" else "the dtype"
     return Mismatch(
-        f"{broken}ranks {sender} and {receiver} disagree about {about} of a message\n"
-        f"  rank {sender}: send({sent} elements of {dtype_name(sent_dtype)}, to rank {receiver}, tag {tag})\n"
-        f"  rank {receiver}: recv({expected} elements of {dtype_name(expected_dtype)}, from rank {sender}, tag {tag})",
+        f"{broken}{sender} and {receiver} disagree about {about} of a message\n"
+        f"  {sender}: send({_elements(sent)} of {dtype_name(sent_dtype)}, to {receiver}, tag {tag})\n"
+        f"  {receiver}: recv({_elements(expected)} of {dtype_name(expected_dtype)}, from {sender}, tag {tag})",
         code=f"MISMATCH:{field}",
         **here,
         hint="receive into a tensor of the dtype and number of elements that are sent, or look for a message that is "
         "sent or received once too often; this group can't be used any more",
     )
+
+
+def _elements(num: int) -> str:
+    return "1 element" if num == 1 else f"{num} elements"
 
 
 def _mismatch(group: _native.Group, info: GroupInfo, op: str, failure: dict[str, Any], broken: str) -> Mismatch:
@@ -222,9 +234,9 @@ def _mismatch(group: _native.Group, info: GroupInfo, op: str, failure: dict[str,
     own = Signature.from_native(group.describe(info.rank, seq))
     field, detail = compare(one, other, seq, failure["text"])
     return Mismatch(
-        f"{broken}ranks {first} and {second} disagree{detail}\n"
-        f"  rank {first}: {one.describe(seq)}\n"
-        f"  rank {second}: {other.describe(seq)}",
+        f"{broken}{info.describe(first, second).replace(', ', ' and ')} disagree{detail}\n"
+        f"  {info.describe(first)}: {one.describe(seq)}\n"
+        f"  {info.describe(second)}: {other.describe(seq)}",
         code=f"MISMATCH:{field}",
         group=info.name,
         rank=info.rank,
@@ -232,10 +244,3 @@ def _mismatch(group: _native.Group, info: GroupInfo, op: str, failure: dict[str,
         seq=seq,
         hint=f"{_MISMATCH_HINTS.get(field, _SAME_CALL)}; this group can't be used any more",
     )
-
-
-def _ranks(ranks: Sequence[int], total: int) -> str:
-    listed = ", ".join(map(str, ranks))
-    if total > len(ranks):
-        listed += f" and {total - len(ranks)} more"
-    return f"rank {listed}" if total == 1 else f"ranks {listed}"

@@ -36,6 +36,8 @@ _SHM_FOLDER = Path("/dev/shm")
 _FILE_PREFIX = "phalanx-"
 # Seconds between two looks into the store.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
+# Seconds until the next look at who is missing, and whether they live.
+_BETWEEN_LOOKS = 0.25
 
 
 # Of a process: its number and start time; (0, 0) for one that can't be watched from here.
@@ -136,7 +138,7 @@ class _Meeting:
         """Removes what the exchange left in the store, once nobody will read it any more."""
         left = f"{self._prefix}left"
         # The group is made: a store that has gone with its rank, or has no removal, does no harm any more.
-        with contextlib.suppress(RuntimeError, NotImplementedError):
+        with contextlib.suppress(RuntimeError):
             if self._store.add(left, 1) == self._info.size:
                 for key in [*self._keys, left]:
                     self._store.delete_key(key)
@@ -262,11 +264,16 @@ class _Meeting:
         self._keys.update(keys)
         # Looking again and again keeps Ctrl-C working, which a store's own wait does not.
         pause = _FIRST_PAUSE
+        next_look = time.monotonic() + _BETWEEN_LOOKS
         while not self._has(keys):
-            absent = [key for key in keys if not self._has([key])] if pause == _LONGEST_PAUSE else []
-            if absent and time.monotonic() > self._deadline:
-                raise self._absent(absent)
-            self._check_dead(absent)
+            now = time.monotonic()
+            # Who it is that is missing takes a question for each.
+            if now > min(next_look, self._deadline):
+                absent = [key for key in keys if not self._has([key])]
+                if absent and now > self._deadline:
+                    raise self._absent(absent)
+                self._check_dead(absent)
+                next_look = now + _BETWEEN_LOOKS
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         with self._asking():

@@ -15,10 +15,12 @@ __all__ = [
     "Spans",
     "clone",
     "copy_back",
+    "extent",
     "like",
     "overlap",
     "plain",
     "plain_tensor",
+    "same_view",
     "spans_of",
 ]
 
@@ -41,18 +43,44 @@ def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
-def plain(blocks: Blocks | None) -> tuple[Blocks | None, Copies]:
-    """The blocks with every tensor in plain row-major memory, and the pairs (tensor, its copy) that this took."""
+def plain(blocks: Blocks | None, stand_ins: Copies) -> tuple[Blocks | None, Copies]:
+    """The blocks with every tensor in plain row-major memory, and the pairs (tensor, its copy) that this took.
+
+    `stand_ins` are copies that are there already.
+    """
     if blocks is None:
         return None, []
     copies = []
     tensors = []
     for tensor in blocks.tensors:
-        copy = plain_tensor(tensor)
+        copy = next((copy for known, copy in stand_ins if known is tensor), None)
+        if copy is None:
+            copy = plain_tensor(tensor)
         if copy is not tensor:
             copies.append((tensor, copy))
         tensors.append(copy)
     return (like(blocks, tensors), copies) if copies else (blocks, copies)
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses from the first byte to behind the last one."""
+    start = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return start, start
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (reach + 1) * tensor.element_size()
+
+
+def same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they are the same numbers in the same memory."""
+    return (
+        one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.dtype == other.dtype
+        and one.is_neg() == other.is_neg()
+        and one.is_conj() == other.is_conj()
+    )
 
 
 def copy_back(copies: Copies) -> None:

@@ -1,0 +1,53 @@
+#include "exit_status.hpp"
+
+#include <stdlib.h>
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "per_process.hpp"
+
+namespace phalanx {
+
+namespace {
+
+struct Audience {
+  std::mutex mutex;
+  bool registered = false;
+  // Kept mapped to the very end.
+  std::vector<std::pair<std::shared_ptr<Segment>, int>> ranks;
+};
+
+constinit PerProcess<Audience> g_audience;
+
+#if defined(__GLIBC__)
+
+void tell(int code, void*) {
+  Audience& audience = g_audience.get();
+  const std::lock_guard lock(audience.mutex);
+  for (const auto& [segment, rank] : audience.ranks) {
+    const std::int32_t status = (code & 0xff) << 8;
+    segment->last_words(rank).exit_status.store(1 + status, std::memory_order_release);
+  }
+}
+
+bool listen() { return ::on_exit(tell, nullptr) == 0; }
+
+#else
+
+bool listen() { return false; }
+
+#endif
+
+}  // namespace
+
+void tell_exit_status(std::shared_ptr<Segment> segment, int rank) {
+  Audience& audience = g_audience.get();
+  const std::lock_guard lock(audience.mutex);
+  if (!audience.registered && !listen()) return;
+  audience.registered = true;
+  audience.ranks.emplace_back(std::move(segment), rank);
+}
+
+}  // namespace phalanx

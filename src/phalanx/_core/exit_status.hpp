@@ -1,0 +1,14 @@
+// Tells peers with which code this process ends, while it is still going down: that may take longer than they wait.
+#pragma once
+
+#include <memory>
+
+#include "segment.hpp"
+
+namespace phalanx {
+
+// The process is about to end, and this was its last group as that rank. Where the system can't say, peers see the
+// process' end itself.
+void tell_exit_status(std::shared_ptr<Segment> segment, int rank);
+
+}  // namespace phalanx

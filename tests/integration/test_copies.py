@@ -1,0 +1,169 @@
+"""Tensors that do not lie in plain memory: calls write to copies, and what they wrote comes back in time and in order.
+
+Where a test has to be sure that a call is in flight, rank 1 holds back until rank 0 has issued its calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+from functools import partial
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Gate, Here, until, values
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import phalanx
+
+
+def _matrix(value: float) -> Tensor:
+    return torch.full((30, 40), value)
+
+
+def _one_after_another(here: Here, chained: bool, backwards: bool) -> list[float]:
+    """The second call takes what the first one gives: the very same tensor, or other views of its memory."""
+    here.init()
+    gate = Gate(here)
+    base = _matrix(here.rank + 1.0)
+    one, other = base.t(), base.t() if chained else base
+    if here.rank == 1:
+        gate.wait("issued")
+    works = [dist.broadcast(one, 1, async_op=True)]
+    if here.rank == 0 and chained:
+        # Both are in flight now. Other views wait for the first call.
+        works.append(dist.all_reduce(other, async_op=True))
+        gate.open("issued")
+    else:
+        gate.open("issued")
+        works.append(dist.all_reduce(other, async_op=True))
+    for work in works[:: -1 if backwards else 1]:
+        work.wait()
+    return base.unique().tolist()
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("chained", [False, True])
+def test_calls_see_what_calls_before_them_wrote(chained: bool, backwards: bool, tmp_path: Path) -> None:
+    assert values(_one_after_another, 2, tmp_path, chained, backwards) == [[4.0]] * 2
+
+
+def _sync_behind_async(here: Here) -> list[float]:
+    here.init()
+    base = _matrix(here.rank + 1.0)
+    work = dist.broadcast(base.t(), 1, async_op=True)
+    dist.all_reduce(base.t())
+    found = base.unique().tolist()
+    work.wait()
+    return found + base.unique().tolist()
+
+
+def test_a_sync_call_behind_an_async_one(tmp_path: Path) -> None:
+    assert values(_sync_behind_async, 2, tmp_path) == [[4.0, 4.0]] * 2
+
+
+def _written_once(here: Here) -> list[float]:
+    """What the program writes when it has waited for the last call is not overwritten by a wait for the first."""
+    here.init()
+    base = _matrix(here.rank + 1.0)
+    works = [dist.all_reduce(base.t(), async_op=True) for _ in range(2)]
+    works[1].wait()
+    base.add_(1)
+    works[0].wait()
+    return base.unique().tolist()
+
+
+def test_copies_come_back_in_the_order_of_the_calls(tmp_path: Path) -> None:
+    assert values(_written_once, 2, tmp_path) == [[7.0]] * 2
+
+
+def _asked(here: Here, receive: bool) -> list[float]:
+    """A call that says that it is completed has written to its tensor."""
+    here.init()
+    base = _matrix(here.rank + 1.0)
+    gate = Gate(here)
+    if here.rank == 1:
+        gate.wait("issued")
+        dist.send(base.t(), 0) if receive else dist.all_reduce(base.t())
+        return []
+    work = dist.irecv(base.t(), 1) if receive else dist.all_reduce(base.t(), async_op=True)
+    assert not work.is_completed()
+    gate.open("issued")
+    until(work.is_completed, "the call does not end")
+    found: list[float] = base.unique().tolist()
+    return found
+
+
+@pytest.mark.parametrize("receive", [False, True])
+def test_a_completed_call_has_written(receive: bool, tmp_path: Path) -> None:
+    assert values(_asked, 2, tmp_path, receive)[0] == ([2.0] if receive else [3.0])
+
+
+def _all_three(tensor: Tensor) -> bool:
+    return bool((tensor == 3).all())
+
+
+def _dropped(here: Here) -> list[float]:
+    """Works that are dropped before or after the end of their calls write, and let go of everything."""
+    here.init()
+    gate = Gate(here)
+    if here.rank == 1:
+        for _ in range(2):
+            dist.all_reduce(_matrix(2.0).t())
+        gate.wait("dropped")
+        for _ in range(2):
+            dist.all_reduce(_matrix(2.0).t())
+        return []
+    bases = [_matrix(1.0) for _ in range(4)]
+    views = [base.t() for base in bases]
+    works = [dist.all_reduce(view, async_op=True) for view in views[:2]]
+    # The second has ended, then the first has as well; nobody asked it.
+    works[1].wait()
+    del works
+    assert dist.all_reduce(views[2], async_op=True) is not None
+    assert dist.all_reduce(views[3], async_op=True) is not None
+    gate.open("dropped")
+    refs = [StorageWeakRef(view.untyped_storage()) for view in views]
+    for base in bases:
+        until(partial(_all_three, base), "what dropped calls wrote does not come back")
+    del base, bases, views
+    gc.collect()
+    until(lambda: all(ref.expired() for ref in refs), "tensors of dropped calls are kept")
+    return []
+
+
+def test_dropped_calls_write_and_let_go(tmp_path: Path) -> None:
+    values(_dropped, 2, tmp_path)
+
+
+def _read_only(here: Here) -> list[str]:
+    """Not even through a copy."""
+    here.init()
+    told = []
+    with (here.folder / f"data{here.rank}").open("w+b") as file:
+        file.write(bytes(8 * mmap.PAGESIZE))
+        file.flush()
+        memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        array = numpy.frombuffer(memory, numpy.float32)
+        # torch warns of arrays that can't be written; the address alone says nothing of it.
+        address = array.__array_interface__["data"][0]
+        view = _at(address, array.size)[::2]
+        with pytest.raises(phalanx.InvalidCall) as caught:
+            dist.recv(view, 1 - here.rank)
+        told.append(caught.value.code)
+        del array, view
+    dist.barrier()
+    return told
+
+
+def _at(address: int, num: int) -> Tensor:
+    return torch.from_numpy(numpy.ctypeslib.as_array((ctypes.c_float * num).from_address(address)))
+
+
+def test_a_receive_through_a_copy_into_read_only_memory_is_refused(tmp_path: Path) -> None:
+    assert values(_read_only, 2, tmp_path) == [["INVALID:MEMORY"]] * 2
