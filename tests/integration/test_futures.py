@@ -6,11 +6,14 @@ Where a test has to be sure that a call is in flight, a peer holds back until it
 from __future__ import annotations
 
 import random
+import sys
 import threading
+import traceback
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -172,6 +175,103 @@ def _calls_in_callbacks(here: Here) -> list[float]:
 
 def test_calls_in_callbacks(tmp_path: Path) -> None:
     assert values(_calls_in_callbacks, 2, tmp_path) == [[24.0] * 3] * 2
+
+
+class _Freeing(torch.autograd.Function):
+    """Communicates in its backward pass, layer by layer, and is done with the buffer at once."""
+
+    buffers: ClassVar[list[weakref.ref[Tensor]]] = []
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        buffer = _full(300_000, value=1)
+        work = dist.all_reduce(buffer, async_op=True)
+        work.wait()
+        _Freeing.buffers.append(weakref.ref(buffer))
+        del work, buffer
+        assert not any(reference() is not None for reference in _Freeing.buffers)
+        return gradients[0]
+
+
+def _calls_in_backward(here: Here) -> int:
+    here.init()
+    tensor = torch.ones(2, requires_grad=True)
+    result = tensor
+    for _ in range(6):
+        result = _Freeing.apply(result)
+    result.sum().backward()
+    return len(_Freeing.buffers)
+
+
+def test_a_backward_pass_does_not_keep_the_tensors_of_its_calls(tmp_path: Path) -> None:
+    assert values(_calls_in_backward, 2, tmp_path) == [6, 6]
+
+
+def _alone(name: str) -> phalanx.ProcessGroup:
+    return phalanx.ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=20), name=name)
+
+
+def _while_the_last_group_ends(here: Here) -> list[float]:
+    """A thread leaves the last group, and waits for a callback that is running; another one makes a group meanwhile."""
+    first, running, go_on = _alone("first"), threading.Event(), threading.Event()
+
+    def hold(future: Future[Any]) -> None:
+        running.set()
+        go_on.wait(20)
+
+    received = first.recv([torch.zeros(1)], 0)
+    received.get_future().then(hold)
+    first.send([torch.ones(1)], 0)
+    assert running.wait(20)
+    leaving = threading.Thread(target=first.shutdown)
+    leaving.start()
+    assert leaving.ident is not None
+    until(lambda: "keeper.py" in _stack(leaving.ident), "nobody waits for the callback")
+    second, tensor = _alone("second"), torch.zeros(1)
+    future = second.recv([tensor], 0).get_future()
+    go_on.set()
+    leaving.join()
+    second.send([torch.full((1,), 3.0)], 0)
+    until(future.done, "nobody heard of the call's end")
+    second.shutdown()
+    return [tensor.item()]
+
+
+def _stack(thread: int) -> str:
+    frame = sys._current_frames().get(thread)
+    return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+
+def test_a_future_that_is_wanted_while_the_last_group_ends(tmp_path: Path) -> None:
+    assert values(_while_the_last_group_ends, 1, tmp_path) == [[3.0]]
+
+
+def _no_more_threads(here: Here) -> int:
+    """Where the system has no more threads one of them hears of all calls."""
+    group = _alone("alone")
+    works = [group.recv([torch.zeros(1)], 0, tag) for tag in range(4)]
+    futures = [work.get_future() for work in works]
+    until(lambda: any("keeper" in thread.name for thread in threading.enumerate()), "nobody listens")
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threading.Thread.start = refuse  # type: ignore[method-assign]
+    for tag in range(4):
+        group.send([torch.ones(1)], 0, tag)
+    until(lambda: all(future.done() for future in futures), "nobody heard of the calls' end")
+    threading.Thread.start = start  # type: ignore[method-assign]
+    group.shutdown()
+    return len(futures)
+
+
+def test_futures_where_no_more_threads_are_to_be_had(tmp_path: Path) -> None:
+    assert values(_no_more_threads, 1, tmp_path) == [4]
 
 
 def _timeouts(here: Here) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import multiprocessing
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -202,6 +204,29 @@ def test_peers_are_told_in_forked_children(tmp_path: Path) -> None:
     text = (tmp_path / "told").read_text()
     assert "rank 0: rank 1 ended" in text
     assert f"the first exception of rank 1: {_WORDS}" in text
+
+
+def _going_down(here: Here) -> None:
+    """Rank 1 has called exit and does not come to its end."""
+    here.init()
+    dist.barrier()
+    if here.rank == 1:
+        libc = ctypes.CDLL(None)
+        # What was registered first runs last.
+        libc.__cxa_atexit(ctypes.cast(libc.pause, ctypes.c_void_p), None, None)
+        sys.exit(7)
+    here.tell(_told())
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries do not tell a process its exit code")
+def test_the_exit_code_of_a_process_that_is_still_going_down(tmp_path: Path) -> None:
+    world = World(_going_down, 2, tmp_path, way=("call", "program"))
+    message, exception = world.told(0)
+    world.signal(1, signal.SIGKILL)
+    world.ends()
+    assert message.startswith("rank 1 ended (exit code 7) while rank 0 waited for it in all_reduce")
+    assert exception is None
 
 
 _TRAINING = """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,13 +38,18 @@ def _dropped(here: Here) -> float:
             dist.all_gather(outputs, tensor)
             assert torch.equal(tensor, _full(size, value=1000.0 + i))
             assert torch.equal(outputs[0], _full(size, value=-i))
+            dist.recv(tensor, 0, tag=i)
+            assert torch.equal(tensor, _full(size, value=-i))
+            dist.send(tensor, 0, tag=i)
         return 0.0
     refs = []
 
     def start(i: int, size: int) -> None:
         tensor, outputs = _full(size, value=i), [torch.empty(size) for _ in range(2)]
-        source = _full(size, value=-i)
-        refs.extend(StorageWeakRef(t.untyped_storage()) for t in (tensor, source, *outputs))
+        source, received = _full(size, value=-i), torch.empty(size)
+        refs.extend(StorageWeakRef(t.untyped_storage()) for t in (tensor, source, received, *outputs))
+        dist.isend(source, 1, tag=i)
+        dist.irecv(received, 1, tag=i)
         dist.all_reduce(tensor, async_op=True)
         work = dist.all_gather(outputs, source, async_op=True)
         if i % 2:
@@ -82,7 +89,8 @@ def test_groups_in_crossed_order(size: int, tmp_path: Path) -> None:
     assert values(_crossed, 2, tmp_path, size) == [[1.0, 21.0] * 20] * 2
 
 
-_MEMBERS = ((0, 1, 2, 3), (0, 1), (1, 2), (2, 3), (0, 3), (0, 1, 2), (1, 2, 3), (0, 2, 3))
+# Rank 3 is in all of them.
+_MEMBERS = ((0, 1, 2, 3), (0, 3), (1, 3), (2, 3), (0, 1, 3), (1, 2, 3), (0, 2, 3), (3, 2, 1, 0))
 
 
 def _many(here: Here) -> int:
@@ -113,7 +121,7 @@ def _many(here: Here) -> int:
 
 
 def test_a_thousand_calls_in_flight(tmp_path: Path) -> None:
-    assert values(_many, 4, tmp_path) == [1000, 1000, 1200, 1000]
+    assert values(_many, 4, tmp_path) == [1000, 1000, 1000, 1600]
 
 
 def _threads(here: Here, shared: bool) -> int:
@@ -139,6 +147,36 @@ def _threads(here: Here, shared: bool) -> int:
 @pytest.mark.parametrize("shared", [False, True])
 def test_threads_of_one_rank(shared: bool, tmp_path: Path) -> None:
     assert values(_threads, 2, tmp_path, shared) == [4 * 199 if shared else 199] * 2
+
+
+def _without_the_gil(here: Here) -> list[float]:
+    """Rank 0 keeps the GIL until rank 1 has all it needs of it."""
+    here.init()
+    gate, fifo = Gate(here), here.folder / "fifo"
+    own = [_full(numel, value=here.rank + 1) for numel in (1, 100, 1_000_000)]
+    message = _full(1_000_000, value=here.rank + 5)
+    if here.rank == 1:
+        gate.wait("issued")
+        with fifo.open("wb") as pipe:
+            for tensor in own:
+                dist.all_reduce(tensor)
+            dist.recv(message, 0)
+            pipe.write(b"x")
+        return [*(tensor[-1].item() for tensor in own), message[-1].item()]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in own]
+    works.append(dist.isend(message, 1))
+    gate.open("issued")
+    with fifo.open("rb") as pipe:
+        # Functions of a PyDLL keep it.
+        assert ctypes.PyDLL(None).read(pipe.fileno(), ctypes.create_string_buffer(1), ctypes.c_size_t(1)) == 1
+    for work in works:
+        work.wait()
+    return [*(tensor[-1].item() for tensor in own), message[-1].item()]
+
+
+def test_calls_go_on_while_python_keeps_the_gil(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    assert values(_without_the_gil, 2, tmp_path) == [[3.0, 3.0, 3.0, 5.0]] * 2
 
 
 def _sync_behind_async(here: Here) -> list[float]:
