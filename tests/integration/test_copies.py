@@ -53,6 +53,50 @@ def test_calls_see_what_calls_before_them_wrote(chained: bool, backwards: bool, 
     assert values(_one_after_another, 2, tmp_path, chained, backwards) == [[4.0]] * 2
 
 
+def _through_other_views(here: Here, case: str) -> list[float]:
+    """The second call copies its input while the first one, which needs no copy or has one, is in flight."""
+    here.init()
+    gate = Gate(here)
+    base = _matrix(here.rank + 1.0)
+    if here.rank == 1:
+        gate.wait("issued")
+    first = base if case == "view" else base.t()
+    works = [dist.all_reduce(first, async_op=True)]
+    gate.open("issued")
+    if case == "view":
+        works.append(dist.all_reduce(base.t(), async_op=True))
+    else:
+        # Its input lies where it writes.
+        works.append(dist.all_to_all_single(first, first, async_op=True))
+    for work in works:
+        work.wait()
+    return base.unique().tolist()
+
+
+@pytest.mark.parametrize(("case", "expected"), [("view", 6.0), ("overlap", 3.0)])
+def test_input_that_is_copied_is_up_to_date(case: str, expected: float, tmp_path: Path) -> None:
+    assert values(_through_other_views, 2, tmp_path, case) == [[expected]] * 2
+
+
+def _columns(here: Here) -> list[float]:
+    """Calls on columns of one matrix do not wait for each other: rank 1 begins when rank 0 has issued them all."""
+    here.init()
+    gate = Gate(here)
+    base = _matrix(here.rank + 1.0)
+    if here.rank == 1:
+        gate.wait("issued")
+    works = [dist.all_reduce(part, async_op=True) for part in (base[:, 0], base[:, 1], base[:, 2:20], base[:, 20:])]
+    if here.rank == 0:
+        gate.open("issued")
+    for work in works:
+        work.wait()
+    return base.unique().tolist()
+
+
+def test_calls_on_columns_go_on_side_by_side(tmp_path: Path) -> None:
+    assert values(_columns, 2, tmp_path) == [[3.0]] * 2
+
+
 def _sync_behind_async(here: Here) -> list[float]:
     here.init()
     base = _matrix(here.rank + 1.0)

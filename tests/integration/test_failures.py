@@ -228,7 +228,7 @@ def test_sigkill_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_rank_that_never_comes_is_named_when_the_group_is_made(tmp_path: Path) -> None:
     end = run(_alone, 2, tmp_path)[0]
     assert (end.error, end.code) == ("CallTimeout", "MISSING")
-    assert "gave up after a timeout of 0.3 s: rank(s) 1 did not come to make the group" in end.text
+    assert "gave up after a timeout of 0.3 s: rank 1 did not come to make the group" in end.text
 
 
 def _alone(here: Here) -> None:

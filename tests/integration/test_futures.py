@@ -211,6 +211,47 @@ def test_a_backward_pass_does_not_keep_the_tensors_of_its_calls(tmp_path: Path) 
     assert values(_calls_in_backward, 2, tmp_path) == [6, 6]
 
 
+class _Late(torch.autograd.Function):
+    """The last step of a backward pass: begins when the calls of the pass have failed, and the keeper knows."""
+
+    future: ClassVar[Future[Any] | None] = None
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        future = _Late.future
+        if future is not None:
+            until(future.done, "the call does not fail")
+        return gradients[0]
+
+
+def _fails_before_the_pass_ends(here: Here) -> str:
+    """DDP takes the future and drops the Work; the exception keeps its class all the same."""
+    here.init()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+
+    # DDP compares annotations with the classes themselves, and these are strings.
+    def hook(state, bucket):  # type: ignore[no-untyped-def]
+        _Late.future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return _Late.future.then(lambda done: done.value()[0])
+
+    model.register_comm_hook(None, hook)
+    dist.barrier()
+    if here.rank == 1:
+        dist.destroy_process_group()
+        return ""
+    with pytest.raises(phalanx.PeerLost) as caught:
+        model(_Late.apply(torch.ones(2, 3, requires_grad=True))).sum().backward()
+    return caught.value.code
+
+
+def test_a_failure_before_the_end_of_a_backward_pass_keeps_its_class(tmp_path: Path) -> None:
+    assert values(_fails_before_the_pass_ends, 2, tmp_path)[0] == "PEER_LOST"
+
+
 def _alone(name: str) -> phalanx.ProcessGroup:
     return phalanx.ProcessGroup(dist.HashStore(), 0, 1, timedelta(seconds=20), name=name)
 

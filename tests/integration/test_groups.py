@@ -72,7 +72,7 @@ def _init_tcp(here: Here) -> list[object]:
         dist.all_gather_object(gathered, {"rank": here.rank}, group=local)
         seen.append(gathered)
         if here.rank == 1:
-            with pytest.raises(phalanx.CallTimeout, match=r"timeout of 0\.2 s: rank 1 did not come"):
+            with pytest.raises(phalanx.CallTimeout, match=r"timeout of 0\.2 s: rank 1 \(global rank 2\) did not come"):
                 dist.barrier(group=local)
     dist.barrier()
     dist.destroy_process_group()

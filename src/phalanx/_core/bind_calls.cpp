@@ -385,6 +385,7 @@ void bind_calls(nb::module_& module, nb::class_<Group>& group) {
       .def("missing", &Pending::missing)
       .def("notify", &Pending::notify)
       .def_prop_ro("result", [](const Pending& self) { return static_cast<int>(self.poll()); })
+      .def_prop_ro("is_over", [](const Pending& self) { return self.result() != Result::pending; })
       .def_prop_ro("seq", &Pending::seq)
       .def_prop_ro("source", &Pending::source);
   module.def("next_completion", &next_completion);

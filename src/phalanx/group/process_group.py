@@ -187,7 +187,7 @@ class ProcessGroup(TorchProcessGroup):
         if pending is not None and in_backward():
             # DDP waits for futures without looking at signals, and would lose the class of an exception: it is to find
             # them completed. In a final callback of the engine it would do so before anything queued now.
-            work.wait() if in_final_callback() else at_end_of_backward(work.wait)
+            work.wait() if in_final_callback() else at_end_of_backward(work.keep())
         if self._coalesced is not None:
             self._coalesced.add(work)
         return work

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -54,19 +53,9 @@ def in_final_callback() -> bool:
     return torch._C._current_autograd_node() is None
 
 
-def at_end_of_backward(method: Callable[[], Any]) -> None:
-    """Has the autograd engine call it when the backward pass under way is through, before those queued later.
-
-    Unless its object is gone by then: a pass of many layers is not to keep what each of them was done with.
-    """
-    reference = weakref.WeakMethod(method)
-
-    def call() -> None:
-        found = reference()
-        if found is not None:
-            found()
-
-    Variable._execution_engine.queue_callback(call)
+def at_end_of_backward(callback: Callable[[], Any]) -> None:
+    """Has the autograd engine call it when the backward pass under way is through, before those queued later."""
+    Variable._execution_engine.queue_callback(callback)
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:

@@ -38,6 +38,7 @@ class Work(TorchWork):
 
     _promise: Future[Any] | None = None
     _future: Future[Any] | None = None
+    _kept: list[Work] | None = None
 
     def __init__(self, tensors: _Tensors, pending: Pending | None = None, source: int = -1) -> None:
         super().__init__()
@@ -45,14 +46,15 @@ class Work(TorchWork):
         self._pending = pending
         self._source = source
 
-    def wait(self, timeout: timedelta = _ZERO) -> bool:
+    def wait(self, timeout: timedelta = _ZERO, limit: float | None = None) -> bool:
+        """`limit` is the timeout of which an error is to speak, in seconds, where this is the rest of it."""
         pending = self._pending
         if pending is None:
             return True
         seconds = None if timeout is _ZERO else seconds_of(timeout)
         try:
             if not pending.wait(seconds):
-                raise pending.explain_waiting(seconds or 0.0)
+                raise pending.explain_waiting(limit or seconds or 0.0)
         finally:
             if self._promise is not None and pending.ended:
                 self._settle()
@@ -60,7 +62,19 @@ class Work(TorchWork):
         if self._source < 0:
             self._source = pending.source
         self._pending = None
+        if self._kept is not None:
+            self._kept.clear()
         return True
+
+    def keep(self) -> Callable[[], None]:
+        """A function that waits for the call, later. The Work is kept until then, unless the call ends well before."""
+        kept = self._kept = [self]
+
+        def wait() -> None:
+            while kept:
+                kept.pop().wait()
+
+        return wait
 
     def synchronize(self) -> None:
         self.wait()
@@ -94,7 +108,8 @@ class Work(TorchWork):
         return self._tensors
 
     def _source_rank(self) -> int:
-        return self._source if self._pending is None else self._pending.source
+        pending = self._pending
+        return self._source if pending is None else pending.source
 
     def get_future(self) -> Future[Any]:
         """Completed by whoever learns first that the call has ended: a wait, or the keeper."""
@@ -117,6 +132,8 @@ class Work(TorchWork):
         with _lock:
             promise, self._promise = self._promise, None
         error = self.exception()
+        if error is None and self._kept is not None:
+            self._kept.clear()
         if promise is not None:
             promise.set_result(self._tensors if error is None else _Failed(error))
 
@@ -148,10 +165,11 @@ class Works(TorchWork):
 
     def wait(self, timeout: timedelta = _ZERO) -> bool:
         seconds = seconds_of(timeout)
-        until = None if seconds is None else time.monotonic() + seconds
+        if seconds is None:
+            return all(work.wait() for work in self._works)
+        until = time.monotonic() + seconds
         for work in self._works:
-            # One that has ended is waited for all the same, so that its failure is raised.
-            work.wait(_ZERO if until is None else timedelta(seconds=max(until - time.monotonic(), _LEAST)))
+            work.wait(timedelta(seconds=max(until - time.monotonic(), _LEAST)), limit=seconds)
         return True
 
     def synchronize(self) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from phalanx import _native
 from phalanx.errors import CallTimeout
 from phalanx.transports import failures
-from phalanx.transports.spans import Copies, copy_back, extent, same_view
+from phalanx.transports.spans import Copies, copy_back, extent, meet, same_view
 from phalanx.types import GroupInfo
 
 __all__ = ["Copying", "ShmPending"]
@@ -28,6 +30,7 @@ class ShmPending:
     """A call under way in the native core, whose handle keeps what the call reads and writes."""
 
     __slots__ = (
+        "__weakref__",
         "_copying",
         "_error",
         "_group",
@@ -61,12 +64,15 @@ class ShmPending:
         self._error: Exception | None = None
         self.op = op
         self.copies = copies
-        if copies:
-            copying.calls.append(self)
 
     @property
     def ended(self) -> bool:
         return self._native.result != _PENDING
+
+    @property
+    def is_over(self) -> bool:
+        """`ended`, for one who is in no hurry to see it end."""
+        return self._native.is_over
 
     @property
     def source(self) -> int:
@@ -84,6 +90,15 @@ class ShmPending:
         self.settle()
         return True
 
+    @property
+    def is_message(self) -> bool:
+        return self.op in ("send", "recv")
+
+    def wait_and_finish(self) -> None:
+        """For the sake of another call: a failure is told to those who wait for this one."""
+        self._native.wait(_FOREVER)
+        self.finish()
+
     def explain_waiting(self, seconds: float) -> CallTimeout:
         return failures.still_under_way(self._info, self.op, self._native.seq, seconds, self._native.missing())
 
@@ -97,16 +112,15 @@ class ShmPending:
         if self._settled or (self._plain and self._native.result == _FINISHED):
             return
         with _settling:
-            if self._settled:
-                return
             self._copying.settle(before=self)
+            # Settling may collect garbage, and that may settle this very call.
+            group = self._group
+            if self._settled or group is None:
+                return
             status = self._native.result
             try:
                 if status != _FINISHED:
-                    assert self._group is not None
-                    self._error = failures.explain(
-                        self._group, self._info, self.op, status, self._timeout, self._native.seq
-                    )
+                    self._error = failures.explain(group, self._info, self.op, status, self._timeout, self._native.seq)
                 elif self.copies:
                     copy_back(self.copies)
             except Exception as error:
@@ -124,20 +138,34 @@ class ShmPending:
 class Copying:
     """The calls of a group that write to copies of tensors, until what they wrote is where it belongs.
 
-    That happens when somebody looks, at a barrier at the latest, and in the order of the calls.
+    That happens when somebody looks, at a barrier at the latest, and in the order of the calls. Also knows what the
+    calls write that need no copies.
     """
 
-    __slots__ = ("calls",)
+    __slots__ = ("calls", "writing")
 
     def __init__(self) -> None:
         self.calls: list[ShmPending] = []
+        # Calls, and the memory that they write without a copy, as addresses from and to. Not kept by this.
+        self.writing: deque[tuple[weakref.ref[ShmPending], Sequence[tuple[int, int]]]] = deque()
 
-    def settle(self, before: ShmPending | None = None) -> None:
+    def add(self, call: ShmPending) -> None:
+        """A call or a message with copies, which is under way."""
+        self.calls.append(call)
+
+    def add_writing(self, call: ShmPending, written: Sequence[tuple[int, int]]) -> None:
+        """A call without copies, which is under way."""
+        writing = self.writing
+        while writing and _is_over(writing[0][0]):
+            writing.popleft()
+        writing.append((weakref.ref(call), written))
+
+    def settle(self, before: ShmPending | None = None, messages: bool = True) -> None:
         """Copies back what calls have written that have ended: all of them, or those before one."""
         for call in self.calls.copy():
             if call is before:
                 return
-            if call.ended:
+            if (messages or not call.is_message) and call.ended:
                 call.finish()
                 self.forget(call)
 
@@ -152,23 +180,33 @@ class Copying:
         that takes another view of the same memory has to wait until the copy is back in it.
         """
         stand_ins: Copies = []
-        self.settle()
+        self.settle(messages=False)
         for tensor in tensors:
             for call in self.calls.copy():
-                if call.op in ("send", "recv"):
-                    continue
-                for written, copy in call.copies:
+                for written, copy in [] if call.is_message else call.copies:
                     if same_view(tensor, written):
                         stand_ins.append((tensor, copy))
-                    elif _touch(tensor, written):
-                        call.wait(None)
+                    elif meet(tensor, written):
+                        call.wait_and_finish()
                         return self.make_way(tensors)
         return stand_ins
 
+    def wait_for_writers(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Before tensors are copied: waits for the calls under way that write to them."""
+        for tensor in tensors:
+            first, last = extent(tensor)
+            for reference, written in self.writing.copy():
+                call = reference()
+                if call is not None and any(start < last and first < end for start, end in written):
+                    call.wait_and_finish()
+            for call in self.calls.copy():
+                if any(copy is tensor for _, copy in call.copies):
+                    call.wait_and_finish()
 
-def _touch(one: torch.Tensor, other: torch.Tensor) -> bool:
-    (start, end), (other_start, other_end) = extent(one), extent(other)
-    return start < other_end and other_start < end
+
+def _is_over(reference: weakref.ref[ShmPending]) -> bool:
+    call = reference()
+    return call is None or call.is_over
 
 
 class _Over:
@@ -180,6 +218,10 @@ class _Over:
         self.result: int = native.result
         self.seq: int = native.seq
         self.source: int = native.source
+
+    @property
+    def is_over(self) -> bool:
+        return True
 
     def wait(self, timeout: float) -> int:
         return self.result

@@ -292,9 +292,9 @@ class _Meeting:
                 raise
 
     def _absent(self, keys: list[str]) -> CallTimeout:
-        ranks = ", ".join(str(_rank_of(key)) for key in keys)
+        ranks = self._info.describe(*map(_rank_of, keys))
         return CallTimeout(
-            f"gave up after a timeout of {self._limit:g} s: rank(s) {ranks} did not come to make the group",
+            f"gave up after a timeout of {self._limit:g} s: {ranks} did not come to make the group",
             group=self._info.name,
             rank=self._info.rank,
             op="new_group",

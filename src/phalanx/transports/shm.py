@@ -21,6 +21,7 @@ from phalanx.transports.spans import (
     clone,
     copy_back,
     extent,
+    is_plain,
     like,
     overlap,
     plain,
@@ -110,7 +111,9 @@ class ShmTransport:
         )
         if started == _FINISHED:
             return None
-        return self._pending(group, started, "all_reduce", timeout, [])
+        pending = self._pending(group, started, "all_reduce", timeout, [])
+        self._copying.add_writing(pending, ((address, address + size),))
+        return pending
 
     def run(self, call: Call, timeout: float) -> None:
         group = self._group
@@ -144,7 +147,10 @@ class ShmTransport:
         if started == _FINISHED:
             self._copy_back(copies)
             return None
-        return self._pending(group, started, call.op, timeout, copies)
+        pending = self._pending(group, started, call.op, timeout, copies)
+        if not copies and call.outputs is not None:
+            self._copying.add_writing(pending, [extent(tensor) for tensor in call.outputs.tensors])
+        return pending
 
     def _copy_back(self, copies: Copies) -> None:
         """Of a call that has finished, and those before it."""
@@ -184,6 +190,9 @@ class ShmTransport:
 
     def _prepare(self, call: Call, timeout: float, stand_ins: Copies) -> tuple[tuple[Any, ...], Any, Copies]:
         """The arguments for the native core, what must be kept until it is done, and what to copy back then."""
+        busy = self._copying.writing or self._copying.calls
+        if busy and call.inputs is not None:
+            self._copying.wait_for_writers(tensor for tensor in call.inputs.tensors if not is_plain(tensor))
         inputs, input_copies = plain(call.inputs, stand_ins)
         outputs, output_copies = plain(call.outputs, stand_ins)
         if input_copies and call.op in IN_PLACE_OPS and outputs is not None:
@@ -191,6 +200,8 @@ class ShmTransport:
         spans_in, spans_out = spans_of(inputs), spans_of(outputs)
         if overlap(call, spans_in, spans_out, self._info.rank):
             assert inputs is not None
+            if busy:
+                self._copying.wait_for_writers(inputs.tensors)
             inputs = like(inputs, [clone(tensor) for tensor in inputs.tensors])
             spans_in = spans_of(inputs)
         arguments = (
@@ -212,7 +223,10 @@ class ShmTransport:
     ) -> ShmPending:
         if isinstance(started, int):
             raise failures.explain(group, self._info, op, started, timeout)
-        return ShmPending(self._copying, group, self._info, started, op, timeout, copies)
+        pending = ShmPending(self._copying, group, self._info, started, op, timeout, copies)
+        if copies:
+            self._copying.add(pending)
+        return pending
 
     def _left(self, op: str) -> PhalanxError:
         return failures.explain(None, self._info, op, _native.LEFT)

@@ -3,6 +3,7 @@ whether what a call writes lies where it still has to read."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import torch
@@ -16,7 +17,9 @@ __all__ = [
     "clone",
     "copy_back",
     "extent",
+    "is_plain",
     "like",
+    "meet",
     "overlap",
     "plain",
     "plain_tensor",
@@ -34,6 +37,11 @@ Copies = list[tuple[torch.Tensor, torch.Tensor]]
 
 def like(blocks: Blocks, tensors: list[torch.Tensor]) -> Blocks:
     return Blocks(tensors, blocks.num, sizes=blocks.sizes, listed=blocks.listed)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it lies in plain row-major memory."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
 def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,6 +89,30 @@ def same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
         and one.is_neg() == other.is_neg()
         and one.is_conj() == other.is_conj()
     )
+
+
+def meet(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors may share a byte. No: they lie apart, or between each other, as columns of a matrix do."""
+    (start, end), (other_start, other_end) = extent(one), extent(other)
+    if start >= other_end or other_start >= end:
+        return False
+    (run, steps), (other_run, other_steps) = _runs(one), _runs(other)
+    period = math.gcd(*steps, *other_steps)
+    # Both repeat with this period, each within a part of it.
+    distance = (other_start - start) % period if period else 0
+    return not (period and run <= distance <= period - other_run)
+
+
+def _runs(tensor: torch.Tensor) -> tuple[int, list[int]]:
+    """The bytes that lie side by side, and the distances in bytes between such runs."""
+    width = run = tensor.element_size()
+    steps: list[int] = []
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and not steps and stride * width == run:
+            run *= size
+        elif size > 1:
+            steps.append(stride * width)
+    return run, steps
 
 
 def copy_back(copies: Copies) -> None:
