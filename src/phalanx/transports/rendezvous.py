@@ -36,8 +36,6 @@ _SHM_FOLDER = Path("/dev/shm")
 _FILE_PREFIX = "phalanx-"
 # Seconds between two looks into the store.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
-# Seconds until the next look at who is missing, and whether they live.
-_BETWEEN_LOOKS = 0.25
 
 
 # Of a process: its number and start time; (0, 0) for one that can't be watched from here.
@@ -264,16 +262,12 @@ class _Meeting:
         self._keys.update(keys)
         # Looking again and again keeps Ctrl-C working, which a store's own wait does not.
         pause = _FIRST_PAUSE
-        next_look = time.monotonic() + _BETWEEN_LOOKS
         while not self._has(keys):
-            now = time.monotonic()
-            # Who it is that is missing takes a question for each.
-            if now > min(next_look, self._deadline):
+            self._check_dead(keys)
+            if time.monotonic() > self._deadline:
                 absent = [key for key in keys if not self._has([key])]
-                if absent and now > self._deadline:
+                if absent:
                     raise self._absent(absent)
-                self._check_dead(absent)
-                next_look = now + _BETWEEN_LOOKS
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         with self._asking():
@@ -283,13 +277,14 @@ class _Meeting:
         with self._asking():
             return self._store.check(keys)
 
-    def _check_dead(self, absent: list[str]) -> None:
-        """Raises where a rank that still has something to say is dead, and did not say it just before."""
-        try:
-            self._check_alive(map(_rank_of, absent))
-        except PeerLost as error:
-            if not all(self._has([key]) for key in absent if _rank_of(key) == error.peer):
-                raise
+    def _check_dead(self, keys: list[str]) -> None:
+        """Raises where a rank that still has something to say is dead. Asks the store for the words of the dead only."""
+        for key in keys:
+            try:
+                self._check_alive([_rank_of(key)])
+            except PeerLost:
+                if not self._has([key]):
+                    raise
 
     def _absent(self, keys: list[str]) -> CallTimeout:
         ranks = self._info.describe(*map(_rank_of, keys))
