@@ -278,7 +278,7 @@ class _Meeting:
             return self._store.check(keys)
 
     def _check_dead(self, keys: list[str]) -> None:
-        """Raises where a rank that still has something to say is dead. Asks the store for the words of the dead only."""
+        """Raises where a rank that still has something to say is dead. Asks the store about dead ranks only."""
         for key in keys:
             try:
                 self._check_alive([_rank_of(key)])
