@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import random
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -157,7 +158,10 @@ class _Program:
     def _sample(self, number: int) -> None:
         self._end_all()
         held = Holdings.now()
-        self._here.tell("sample", calls=number, memory=private_bytes(), threads=len(held.threads), fds=len(held.fds))
+        names = sorted(thread.name for thread in threading.enumerate())
+        self._here.tell(
+            "sample", calls=number, memory=private_bytes(), threads=len(held.threads), fds=len(held.fds), names=names
+        )
 
 
 def _main(backend: str, p2p: bool, calls: int, seed: int, here: Here) -> None:
@@ -171,7 +175,7 @@ def supervise(
     files = shared_files()
     start = time.monotonic()
     world = World(supervisor, size, functools.partial(_main, backend, p2p, calls, seed))
-    samples: dict[int, list[dict[str, int]]] = {number: [] for number in range(size)}
+    samples: dict[int, list[dict[str, Any]]] = {number: [] for number in range(size)}
     problems: list[str] = []
     done: set[int] = set()
     ready = 0
@@ -222,13 +226,13 @@ def supervise(
 MOST_THREADS = 4
 
 
-def growth(taken: list[dict[str, int]]) -> int:
+def growth(taken: list[dict[str, Any]]) -> int:
     """Bytes between the first three samples and the last three, by their medians."""
     memory = [sample["memory"] for sample in taken]
     return int(statistics.median(memory[-3:]) - statistics.median(memory[:3])) if memory else 0
 
 
-def judge(taken: list[dict[str, int]]) -> list[str]:
+def judge(taken: list[dict[str, Any]]) -> list[str]:
     """What is not flat in one rank's samples."""
     if len(taken) < SAMPLES:
         return [f"took {len(taken)} samples instead of {SAMPLES}"]
@@ -240,5 +244,5 @@ def judge(taken: list[dict[str, int]]) -> list[str]:
         problems.append(f"fds grew: {[sample['fds'] for sample in taken]}")
     threads = [sample["threads"] for sample in taken]
     if statistics.median(threads[-3:]) > max(MOST_THREADS, min(threads[:3])):
-        problems.append(f"threads grew: {threads}")
+        problems.append(f"threads grew: {threads}, of Python: {', '.join(taken[-1]['names'])}")
     return problems

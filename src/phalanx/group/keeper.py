@@ -99,6 +99,9 @@ def _ensure_idle() -> None:
 def _run() -> None:
     crew = _crew
     with crew.lock:
+        # Those who were busy when this one was started may be idle by now.
+        if crew.idle >= _MOST_IDLE:
+            return
         crew.idle += 1
     while token := _native.next_completion():
         on_end = _kept.pop(token)
