@@ -161,8 +161,13 @@ def test_a_rank_that_stopped_may_be_named_instead() -> None:
 
 
 def test_judges_growth() -> None:
-    flat = [{"calls": i, "memory": 100 << 20, "threads": 3, "fds": 9} for i in range(mixed.SAMPLES)]
+    threads = {"ours": 2, "others": 2, "names": ["python", "phalanx"]}
+    flat = [{"calls": i, "memory": 100 << 20, "threads": threads, "fds": 9} for i in range(mixed.SAMPLES)]
     assert mixed.judge(flat) == []
+    for whose, num in (("ours", 4), ("others", 3)):
+        late = [sample | {"threads": threads | {whose: num}} for sample in flat[-3:]]
+        assert f"threads grew, {whose}" in mixed.judge([*flat[:-3], *late])[0]
+    assert mixed.judge([*flat[:-3], *(sample | {"threads": threads | {"ours": 3}} for sample in flat[-3:])]) == []
     leak = [sample | {"memory": sample["memory"] + i * (1 << 20)} for i, sample in enumerate(flat)]
     assert "private memory grew" in mixed.judge(leak)[0]
     assert "fds grew" in mixed.judge([*flat[:-1], flat[-1] | {"fds": 10}])[0]
