@@ -18,7 +18,7 @@ $(VENV)/.tools: requirements-dev.txt constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement requirements-dev.txt
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.tools CMakeLists.txt $(CXX_SOURCES)
+$(VENV)/.built: $(VENV)/.tools CMakeLists.txt pyproject.toml $(CXX_SOURCES)
 	@echo "Building the native core"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@

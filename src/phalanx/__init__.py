@@ -2,6 +2,7 @@
 
 Layout, from the top down; imports go downwards only (tests/unit/test_layers.py enforces it):
 
+    testing/       worlds of threads, for tests of distributed programs
     group/         the group itself, its Work, the adapter to torch.distributed
     collectives/   what each op means: arguments, signature, reference semantics
     transports/    how ranks meet
@@ -14,12 +15,23 @@ that `import torch`, which loads this module through its `torch.backends` entry 
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from phalanx._autoload import register
 
 if TYPE_CHECKING:
-    from phalanx.errors import Aborted, CallTimeout, GroupError, InvalidCall, Mismatch, PeerLost, PhalanxError
+    from phalanx.errors import (
+        Aborted,
+        CallTimeout,
+        Deadlock,
+        GroupError,
+        InvalidCall,
+        Mismatch,
+        PeerLost,
+        PhalanxError,
+    )
     from phalanx.group.process_group import ProcessGroup
 
 __version__ = "0.1.0"
@@ -27,6 +39,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Aborted",
     "CallTimeout",
+    "Deadlock",
     "GroupError",
     "InvalidCall",
     "Mismatch",
@@ -48,4 +61,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-register()
+# torch registers the backend when it is imported, unless that is switched off; the pytest plugin does not need torch.
+if "torch" in sys.modules or os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+    register()

@@ -6,6 +6,7 @@ PhalanxError (torch.distributed.DistBackendError)
 ├── CallTimeout (TimeoutError)  a peer did not come in time
 ├── PeerLost                    a peer left, died or raised
 ├── Aborted                     the group was aborted, here or on a peer
+├── Deadlock                    nobody can go on
 └── GroupError                  the group itself can't be made or used
 
 Every error has a stable `code`, names group, rank, op and seq as far as they are known, says what was expected and
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from torch.distributed import DistBackendError
 
-__all__ = ["Aborted", "CallTimeout", "GroupError", "InvalidCall", "Mismatch", "PeerLost", "PhalanxError"]
+__all__ = ["Aborted", "CallTimeout", "Deadlock", "GroupError", "InvalidCall", "Mismatch", "PeerLost", "PhalanxError"]
 
 
 class PhalanxError(DistBackendError):
@@ -93,6 +94,12 @@ class Aborted(PhalanxError):
     """The group was aborted, on this rank or on a peer."""
 
     code = "ABORTED"
+
+
+class Deadlock(PhalanxError):
+    """Every rank waits for another one, and none of them can go on."""
+
+    code = "DEADLOCK"
 
 
 class GroupError(PhalanxError):

@@ -139,3 +139,7 @@ class Call:
         self.reduce_op = reduce_op
         self.root = root
         self.factor = factor
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All that the call reads and writes."""
+        return [tensor for blocks in (self.inputs, self.outputs) if blocks is not None for tensor in blocks.tensors]

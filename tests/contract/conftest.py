@@ -6,18 +6,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from contract_pool import GROUPS, Pool
+from contract_pool import GROUPS, Pool, ThreadsPool
 
 
 class Pools:
-    def __init__(self, factory: pytest.TempPathFactory) -> None:
+    def __init__(self, factory: pytest.TempPathFactory, transport: str) -> None:
         self._factory = factory
-        self._pool: Pool | None = None
+        self._transport = transport
+        self._pool: Pool | ThreadsPool | None = None
 
-    def get(self, world_size: int) -> Pool:
+    def get(self, world_size: int) -> Pool | ThreadsPool:
         if self._pool is None or self._pool.world_size != world_size or not self._pool.usable:
             self.close()
-            self._pool = Pool(world_size, "phalanx", self._factory.mktemp(f"world{world_size}-"))
+            folder = self._factory.mktemp(f"world{world_size}-")
+            self._pool = (
+                ThreadsPool(world_size, folder) if self._transport == "threads" else Pool(world_size, "phalanx", folder)
+            )
         return self._pool
 
     def close(self) -> None:
@@ -26,9 +30,15 @@ class Pools:
             pool.close()
 
 
+@pytest.fixture(scope="session", params=["shm", "threads"])
+def transport(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="session")
-def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
-    pools = Pools(tmp_path_factory)
+def pools(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Pools]:
+    pools = Pools(tmp_path_factory, transport)
     yield pools
     pools.close()
 

@@ -8,6 +8,7 @@ says so (`usable`). Processes leave when their pipe ends, so that none outlives 
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -21,7 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["GROUPS", "Member", "Pool", "PoolError", "groups_of"]
+import phalanx.testing as pt
+
+__all__ = ["GROUPS", "Member", "Pool", "PoolError", "ThreadsPool", "groups_of"]
 
 # name -> (world size, ranks of the group in the world or None for all)
 GROUPS: dict[str, tuple[int, list[int] | None]] = {
@@ -85,6 +88,9 @@ class Member:
         self._notes.write(f"{text}\n")
         self._notes.truncate()
         self._notes.flush()
+
+    def close(self) -> None:
+        self._notes.close()
 
 
 class Pool:
@@ -176,6 +182,33 @@ class Pool:
         return "\n".join(parts) or "it left no notes"
 
 
+class ThreadsPool:
+    """The same for ranks that are threads of this process, each run in a world of its own."""
+
+    def __init__(self, world_size: int, folder: Path) -> None:
+        self.world_size = world_size
+        self.usable = True
+        self._folder = folder
+        self._seeds = itertools.count()
+
+    def run(self, function: Callable[..., Any], group: str, *args: object) -> list[Any]:
+        world_size, ranks = GROUPS[group]
+
+        def body(rank: int, world: pt.World) -> Any:
+            members = memberships(rank, world_size, self._folder / f"rank{rank}.notes")
+            try:
+                return function(members[group], *args) if group in members else None
+            finally:
+                for member in members.values():
+                    member.close()
+
+        results = pt.run(body, world_size, seed=next(self._seeds))
+        return [results[rank] for rank in (range(world_size) if ranks is None else ranks)]
+
+    def close(self) -> None:
+        pass
+
+
 def _serve(
     pipe: multiprocessing.connection.Connection, rank: int, world_size: int, backend: str | None, folder: Path
 ) -> None:
@@ -212,6 +245,11 @@ def _join(rank: int, world_size: int, backend: str | None, folder: Path) -> dict
         world_size=world_size,
         timeout=timedelta(seconds=60),
     )
+    return memberships(rank, world_size, notes)
+
+
+def memberships(rank: int, world_size: int, notes: Path) -> dict[str, Member]:
+    """Makes the groups of the world; those that this rank is in, by name."""
     members: dict[str, Member] = {}
     for name, (size, ranks) in (GROUPS | BESIDE).items():
         if size != world_size:

@@ -85,6 +85,7 @@ def test_lists_of_objects(passes: Passes) -> None:
 
 
 @with_peers
+@pytest.mark.parametrize("transport", ["shm"], indirect=True, scope="session")  # elsewhere ranks are threads themselves
 def test_messages_of_several_threads(passes: Passes) -> None:
     passes(exchange_in_threads, 4, 25)
 

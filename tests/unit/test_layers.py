@@ -16,6 +16,8 @@ LAYERS = [
     {"transports"},
     {"collectives"},
     {"group"},
+    {"testing"},
+    {"pytest_plugin"},
     {"_autoload", "__init__"},
 ]
 # What a layer may not import although it lies below: transports and collectives do not know each other.

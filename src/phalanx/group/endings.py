@@ -23,7 +23,7 @@ from typing import Any
 from phalanx.group import keeper
 from phalanx.transports.base import Transport
 
-__all__ = ["enter", "last_words", "leave"]
+__all__ = ["enter", "is_framework", "last_words", "leave"]
 
 _MOST_CHARACTERS = 900
 _FRAMEWORKS = (f"{os.sep}torch{os.sep}", f"{os.sep}phalanx{os.sep}", f"{os.sep}multiprocessing{os.sep}")
@@ -58,9 +58,14 @@ def last_words(exception: BaseException) -> str:
         exception = exception.__context__
     text = "".join(traceback.format_exception_only(exception)).strip()
     frames = traceback.extract_tb(exception.__traceback__)
-    own = [frame for frame in frames if not any(part in frame.filename for part in _FRAMEWORKS)] or frames
+    own = [frame for frame in frames if not is_framework(frame.filename)] or frames
     where = f" ({_short(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name})" if own else ""
     return (text[:_MOST_CHARACTERS] + where).encode("utf-8", "backslashreplace").decode()
+
+
+def is_framework(filename: str) -> bool:
+    """Whether a file is none of the program's own."""
+    return any(part in filename for part in _FRAMEWORKS)
 
 
 def _short(path: str) -> str:

@@ -7,11 +7,14 @@ from datetime import timedelta
 
 import torch
 
+from phalanx.collectives import all_reduce
 from phalanx.errors import Mismatch
 from phalanx.group import endings
 from phalanx.group.sparse import all_reduce_sparse
+from phalanx.transports import threads
 from phalanx.transports.base import Pending, Transport
 from phalanx.transports.rendezvous import Identity, join
+from phalanx.transports.shm import ShmTransport
 from phalanx.types import Call, GroupInfo, Store
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -30,13 +33,14 @@ class Group:
         self.timeout = timeout
         # Who the ranks are, where they are processes.
         self.identities = identities
-        endings.enter(transport)
 
-    @classmethod
-    def join(cls, store: Store, info: GroupInfo, timeout: float, known: Mapping[int, Identity] | None = None) -> Group:
+    @staticmethod
+    def join(store: Store, info: GroupInfo, timeout: float, known: Mapping[int, Identity] | None = None) -> Group:
         """Meets the other ranks of the group through the store. `known` tells who some of them are."""
-        transport = join(store, info, timeout, known)
-        return cls(transport, info, timeout, transport.identities)
+        world = threads.place.world
+        if world is not None:
+            return Group(world.join(store, info, timeout), info, timeout)
+        return _ProcessesGroup(join(store, info, timeout, known), info, timeout)
 
     @property
     def seq(self) -> int:
@@ -54,15 +58,13 @@ class Group:
         self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
     ) -> None:
         """`run` for calls that `collectives.all_reduce.plain` has found to be of the frequent kind."""
-        self._transport.all_reduce_plain(tensor, dtype_code, reduce_op, self.timeout if timeout is None else timeout)
+        self.run(all_reduce.build(self.info, tensor, reduce_op), timeout)
 
     def start_all_reduce_plain(
         self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
     ) -> Pending | None:
         """`start` likewise."""
-        return self._transport.start_all_reduce_plain(
-            tensor, dtype_code, reduce_op, self.timeout if timeout is None else timeout
-        )
+        return self.start(all_reduce.build(self.info, tensor, reduce_op), timeout)
 
     def all_reduce_sparse(self, tensor: torch.Tensor, reduce_op: int, timeout: float | None = None) -> None:
         try:
@@ -85,6 +87,32 @@ class Group:
 
     def abort(self, reason: str = "") -> None:
         self._transport.abort(reason)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class _ProcessesGroup(Group):
+    """A group of processes: it ends with this one, and has a quick way for frequent calls."""
+
+    __slots__ = ("_quick",)
+
+    def __init__(self, transport: ShmTransport, info: GroupInfo, timeout: float) -> None:
+        super().__init__(transport, info, timeout, transport.identities)
+        self._quick = transport
+        endings.enter(transport)
+
+    def all_reduce_plain(
+        self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
+    ) -> None:
+        self._quick.all_reduce_plain(tensor, dtype_code, reduce_op, self.timeout if timeout is None else timeout)
+
+    def start_all_reduce_plain(
+        self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
+    ) -> Pending | None:
+        return self._quick.start_all_reduce_plain(
+            tensor, dtype_code, reduce_op, self.timeout if timeout is None else timeout
+        )
 
     def close(self) -> None:
         endings.leave(self._transport)

@@ -46,6 +46,12 @@ _crew = _Crew()
 
 def keep(pending: Pending, on_end: Callable[[], None]) -> None:
     """Calls `on_end` when the call has ended: at once if it has, else in a thread. Keeps all that it refers to."""
+    call_when_ended = getattr(pending, "call_when_ended", None)
+    if call_when_ended is not None:
+        # Ranks that are threads: no thread of ours comes in between.
+        if not call_when_ended(on_end):
+            on_end()
+        return
     token = next(_tokens)
     _kept[token] = on_end
     if pending.notify(token):

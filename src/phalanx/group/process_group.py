@@ -10,6 +10,7 @@ own, old ones and new ones: a name that were missing would fall to C++ and fail 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -33,8 +34,16 @@ from phalanx.collectives import (
 from phalanx.errors import GroupError, InvalidCall
 from phalanx.group.group import DEFAULT_TIMEOUT, Group
 from phalanx.group.spellings import given, only, only_list, reduction_of, root_of, timeout_of
-from phalanx.group.torch_compat import GroupName, at_end_of_backward, in_backward, in_final_callback, seconds_of
+from phalanx.group.torch_compat import (
+    UNSET_TIMEOUT,
+    GroupName,
+    at_end_of_backward,
+    in_backward,
+    in_final_callback,
+    seconds_of,
+)
 from phalanx.group.work import Work, Works
+from phalanx.transports import threads
 from phalanx.transports.base import Pending
 from phalanx.transports.rendezvous import Identity
 from phalanx.types import Call, GroupInfo, Store
@@ -79,7 +88,7 @@ class ProcessGroup(TorchProcessGroup):
         super().__init__(rank, world_size)  # type: ignore[call-arg]
         self._store = store
         self._info = GroupInfo(name, rank, world_size, global_ranks)
-        self._group = Group.join(store, self._info, timeout.total_seconds(), known)
+        self._group = Group.join(store, self._info, _seconds_to_join(timeout), known)
         self._name = name
         self._desc = "undefined"
         # The works of the coalescing manager that is open, if one is.
@@ -490,6 +499,12 @@ class ProcessGroup(TorchProcessGroup):
             op=op,
             hint=hint,
         )
+
+
+def _seconds_to_join(timeout: timedelta) -> float:
+    """Among threads nothing but a timeout that was asked for ends a wait: what else would is found as a deadlock."""
+    unset = timeout is DEFAULT_TIMEOUT or timeout == UNSET_TIMEOUT
+    return math.inf if unset and threads.place.world is not None else timeout.total_seconds()
 
 
 def _check_timeout(timeout: timedelta, name: str) -> None:

@@ -28,4 +28,4 @@ def _known(global_ranks: list[int]) -> dict[int, Identity]:
     if not isinstance(world, ProcessGroup):
         return {}
     identities = world.identities
-    return {rank: identities[global_rank] for rank, global_rank in enumerate(global_ranks)}
+    return {rank: identities[global_rank] for rank, global_rank in enumerate(global_ranks) if identities}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -14,7 +15,9 @@ import torch
 from torch.distributed import Work as TorchWork
 from torch.futures import Future, collect_all
 
+from phalanx.errors import PhalanxError
 from phalanx.group import keeper
+from phalanx.group.futures import SharedTurnFuture
 from phalanx.group.torch_compat import seconds_of
 from phalanx.transports.base import Pending
 
@@ -116,8 +119,8 @@ class Work(TorchWork):
         with _lock:
             if self._future is not None:
                 return self._future
-            promise: Future[Any] = Future()
             pending = self._pending
+            promise = self._make_promise(pending)
             # An exception set on a future is read as an empty result by C++; one raised in a callback is not.
             self._future = promise if pending is None else promise.then(_outcome)
             self._promise = promise
@@ -126,6 +129,15 @@ class Work(TorchWork):
         else:
             keeper.keep(pending, self._settle)
         return self._future
+
+    def _make_promise(self, pending: Pending | None) -> Future[Any]:
+        let_others = getattr(pending, "let_others", None)
+        return Future() if let_others is None else SharedTurnFuture(self._wait_quietly, let_others)
+
+    def _wait_quietly(self) -> None:
+        """For one who waits for the future, which has the failure as well."""
+        with contextlib.suppress(PhalanxError):
+            self.wait()
 
     def _settle(self) -> None:
         """Once the call has ended: gives its outcome to the future, if there is one that has none."""

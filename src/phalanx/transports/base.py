@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
@@ -55,14 +56,6 @@ class Transport(Protocol):
     def start(self, call: Call, timeout: float) -> Pending | None:
         """`run`, but returns at once. None: the call has finished already."""
 
-    def all_reduce_plain(self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float) -> None:
-        """`run` for an all_reduce of one contiguous tensor, without a Call: the quick way for most calls."""
-
-    def start_all_reduce_plain(
-        self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float
-    ) -> Pending | None:
-        """`start` likewise."""
-
     def start_message(
         self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, dtype_code: int
     ) -> Pending | None:
@@ -84,3 +77,28 @@ class Transport(Protocol):
     @property
     def seq(self) -> int:
         """The seq of the last call of this rank; 0 before the first."""
+
+
+class Scheduler(Protocol):
+    """Who runs when, where ranks are threads. A ticket is one rank's side of a call; it says when it has `ended`."""
+
+    def point(self, what: str) -> None:
+        """The caller is about to make a call: others may go first, and faults happen here."""
+
+    def pause(self) -> None:
+        """Others may go on for a while."""
+
+    def wait(self, ticket: Any, timeout: float | None) -> bool:
+        """Lets others go on until the ticket has ended; False: the time was up first. Raises what ends the run."""
+
+    def wake(self, ticket: Any) -> None:
+        """The ticket has ended: who waits for it can go on."""
+
+    def at(self, seconds: float, expire: Callable[[], None], is_over: Callable[[], bool]) -> None:
+        """Calls `expire` when so much time has gone by, unless it is over by then."""
+
+    def call_as(self, rank: int, callback: Callable[[], None]) -> None:
+        """Has it called in that rank's thread, when it waits or communicates next."""
+
+    def call_back(self) -> None:
+        """Calls what came for the caller meanwhile."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
+
+import torch
 
 from phalanx import _native
 from phalanx.errors import Aborted, CallTimeout, GroupError, InvalidCall, Mismatch, PeerLost, PhalanxError
 from phalanx.transports.signatures import Signature, compare, dtype_name
+from phalanx.transports.spans import extent
 from phalanx.types import GroupInfo
 
 _MESSAGES = ("send", "recv")
@@ -74,8 +77,18 @@ class _Where(TypedDict):
     seq: int | None
 
 
+class BrokenGroup(Protocol):
+    """What an explanation takes: the native group, or what stands for it."""
+
+    @property
+    def seq(self) -> int: ...
+    def failure(self) -> dict[str, Any]: ...
+    def last_words(self, rank: int, /) -> str: ...
+    def describe(self, rank: int, seq: int, /) -> tuple[int, int, int, int, int, int, int]: ...
+
+
 def explain(
-    group: _native.Group | None, info: GroupInfo, op: str, status: int, timeout: float = 0.0, seq: int = 0
+    group: BrokenGroup | None, info: GroupInfo, op: str, status: int, timeout: float = 0.0, seq: int = 0
 ) -> PhalanxError:
     """The exception for a call that did not finish.
 
@@ -109,6 +122,13 @@ def explain(
         **here,
         hint="make a new group; the first error on the rank that aborted tells why",
     )
+
+
+def check_writable(info: GroupInfo, tensor: torch.Tensor) -> None:
+    """Of a tensor that is received into by other means than the core, which looks itself."""
+    start, end = extent(tensor)
+    if not _native.writable(start, end - start):
+        raise explain(None, info, "recv", _native.NOT_WRITABLE)
 
 
 def still_under_way(info: GroupInfo, op: str, seq: int, seconds: float, missing: Sequence[int]) -> CallTimeout:
@@ -161,7 +181,7 @@ def _timeout(info: GroupInfo, here: _Where, failure: dict[str, Any], timeout: fl
     return CallTimeout(message, **here, hint=hint)
 
 
-def _peer_lost(group: _native.Group, info: GroupInfo, here: _Where, failure: dict[str, Any], broken: str) -> PeerLost:
+def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[str, Any], broken: str) -> PeerLost:
     peer, status = failure["peer"], failure["status"]
     lost, finder = info.describe(peer), info.describe(failure["rank"])
     words = group.last_words(peer)
@@ -226,7 +246,7 @@ def _elements(num: int) -> str:
     return "1 element" if num == 1 else f"{num} elements"
 
 
-def _mismatch(group: _native.Group, info: GroupInfo, op: str, failure: dict[str, Any], broken: str) -> Mismatch:
+def _mismatch(group: BrokenGroup, info: GroupInfo, op: str, failure: dict[str, Any], broken: str) -> Mismatch:
     seq = failure["seq"]
     # In rank order, so that all ranks say the same, whoever found it.
     first, second = sorted((failure["rank"], failure["peer"]))

@@ -73,6 +73,7 @@ class ShmTransport:
             group.leave(exiting)
 
     def all_reduce_plain(self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float) -> None:
+        """`run` for an all_reduce of one contiguous tensor, without a Call: the quick way for most calls."""
         group = self._group
         if group is None:
             raise self._left("all_reduce")
@@ -88,6 +89,7 @@ class ShmTransport:
     def start_all_reduce_plain(
         self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float
     ) -> ShmPending | None:
+        """`start` likewise."""
         group = self._group
         if group is None:
             raise self._left("all_reduce")
@@ -119,7 +121,7 @@ class ShmTransport:
         group = self._group
         if group is None:
             raise self._left(call.op)
-        stand_ins = self._copying.make_way(_tensors(call)) if self._copying.calls else []
+        stand_ins = self._copying.make_way(call.tensors()) if self._copying.calls else []
         single = _single(call, timeout)
         copies: Copies = []
         if single is not None:
@@ -136,7 +138,7 @@ class ShmTransport:
         group = self._group
         if group is None:
             raise self._left(call.op)
-        stand_ins = self._copying.make_way(_tensors(call)) if self._copying.calls else []
+        stand_ins = self._copying.make_way(call.tensors()) if self._copying.calls else []
         single = _single(call, timeout)
         copies: Copies = []
         if single is not None:
@@ -169,7 +171,7 @@ class ShmTransport:
         if not dtype_code:
             memory = plain_tensor(tensor)
             if not sends and memory is not tensor:
-                self._check_writable(group, tensor)
+                failures.check_writable(self._info, tensor)
             dtype_code = _dtype_code(tensor.dtype, 0)
             layout = 0 if dtype_code else zlib.crc32(str(tensor.dtype).encode())
         started = group.message(
@@ -181,12 +183,6 @@ class ShmTransport:
                 copy_back(copies)
             return None
         return self._pending(group, started, "send" if sends else "recv", timeout, copies)
-
-    def _check_writable(self, group: _native.Group, tensor: torch.Tensor) -> None:
-        """Of a tensor into which is copied what was received; the core looks at those that it writes itself."""
-        start, end = extent(tensor)
-        if not _native.writable(start, end - start):
-            raise failures.explain(group, self._info, "recv", _native.NOT_WRITABLE)
 
     def _prepare(self, call: Call, timeout: float, stand_ins: Copies) -> tuple[tuple[Any, ...], Any, Copies]:
         """The arguments for the native core, what must be kept until it is done, and what to copy back then."""
@@ -230,10 +226,6 @@ class ShmTransport:
 
     def _left(self, op: str) -> PhalanxError:
         return failures.explain(None, self._info, op, _native.LEFT)
-
-
-def _tensors(call: Call) -> list[torch.Tensor]:
-    return [tensor for blocks in (call.inputs, call.outputs) if blocks is not None for tensor in blocks.tensors]
 
 
 def _single(call: Call, timeout: float) -> tuple[Any, ...] | None:

@@ -1,0 +1,61 @@
+"""Faults that a run is given: what happens to a rank when it comes to one of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Delay", "Fail", "Fault", "Kill", "check_faults", "delay", "fail", "kill"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Happens to `rank` instead of, or before, its call number `at_call`, counted from 1 over all its groups."""
+
+    rank: int
+    at_call: int
+
+
+@dataclass(frozen=True)
+class Kill(Fault):
+    """The rank is gone, as after a SIGKILL: it says nothing, and nothing of it runs while others are observed."""
+
+
+@dataclass(frozen=True)
+class Delay(Fault):
+    """The rank comes later, by so many seconds of the run's own time."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Fail(Fault):
+    """The rank raises."""
+
+    error: BaseException
+
+
+def kill(rank: int, at_call: int = 1) -> Kill:
+    return Kill(rank, at_call)
+
+
+def delay(rank: int, at_call: int, seconds: float) -> Delay:
+    return Delay(rank, at_call, seconds)
+
+
+def fail(rank: int, at_call: int, error: BaseException) -> Fail:
+    return Fail(rank, at_call, error)
+
+
+def check_faults(faults: Iterable[Fault], ranks: int) -> dict[tuple[int, int], list[Fault]]:
+    """By rank and call."""
+    found: dict[tuple[int, int], list[Fault]] = {}
+    for fault in faults:
+        if not isinstance(fault, Fault):
+            raise TypeError(f"expected faults made by kill, delay or fail, got {fault!r}")
+        if not 0 <= fault.rank < ranks:
+            raise ValueError(f"expected a fault of a rank between 0 and {ranks - 1}, got {fault!r}")
+        if type(fault.at_call) is not int or fault.at_call < 1:
+            raise ValueError(f"expected a fault at a call from 1 on, got {fault!r}")
+        found.setdefault((fault.rank, fault.at_call), []).append(fault)
+    return found

@@ -1,0 +1,289 @@
+"""Whose turn it is: one rank runs at a time, and hands over only where it communicates.
+
+A run is a function of the program and of the choices made among the ranks that can go on. Time is virtual: it stands
+still while anybody can run, and jumps to the next timer when all wait. When there is no timer either, nobody will ever
+go on: that is a deadlock, and it is found at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from phalanx.errors import InvalidCall
+from phalanx.testing.schedules import Policy, Trace
+
+__all__ = ["Turns"]
+
+
+class _Rank:
+    __slots__ = ("inbox", "interrupt", "num_points", "parked", "turn", "waits_for")
+
+    def __init__(self) -> None:
+        # Held, but for the moment between being given the turn and taking it.
+        self.turn = threading.Lock()
+        self.turn.acquire()
+        self.waits_for: Waitable | None = None
+        # Raised where the rank waits or communicates next.
+        self.interrupt: BaseException | None = None
+        # Called there, too.
+        self.inbox: deque[Callable[[], None]] = deque()
+        self.num_points = 0
+        self.parked = False
+
+
+class Waitable(Protocol):
+    """What a rank waits for."""
+
+    @property
+    def ended(self) -> bool: ...
+
+
+class _Nap:
+    """What a rank waits for that only waits."""
+
+    ended = False
+
+
+_NAP = _Nap()
+
+
+class _Timer:
+    __slots__ = ("expire", "is_over")
+
+    def __init__(self, expire: Callable[[], None], is_over: Callable[[], bool]) -> None:
+        self.expire = expire
+        self.is_over = is_over
+
+
+class Turns:
+    """The scheduler of a world of `size` ranks.
+
+    `on_deadlock` is called when nobody can go on, and must make somebody: it interrupts ranks.
+    `on_switch(rank, enters)` is called in a rank's thread when its turn ends or begins, and `on_point(rank, number)`
+    before each of its calls, counted from 1: faults happen there.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        policy: Policy,
+        on_deadlock: Callable[[], None],
+        on_switch: Callable[[int, bool], None] = lambda rank, enters: None,
+        on_point: Callable[[int, int], None] = lambda rank, number: None,
+    ) -> None:
+        self._policy = policy
+        self._on_deadlock = on_deadlock
+        self._on_switch = on_switch
+        self._on_point = on_point
+        self._abandoned: BaseException | None = None
+        self._ranks = [_Rank() for _ in range(size)]
+        self._ready = list(range(size))
+        self._here = threading.local()
+        self._time = 0.0
+        self._timers: list[tuple[float, int, _Timer]] = []
+        self._numbers = itertools.count()
+        self._waiting: dict[int, list[int]] = {}
+        self.all_ended = threading.Event()
+        self.choices: list[int] = []
+        self.trace = Trace()
+        # Whose turn it is. Their number grows with every turn: whoever watches a run sees that it gets on.
+        self.current = 0
+        self.num_turns = 0
+
+    # For ranks, in their own threads.
+
+    @property
+    def rank(self) -> int:
+        """Whose thread this is."""
+        rank: int | None = getattr(self._here, "rank", None)
+        if rank is None:
+            raise InvalidCall(
+                f"expected a call from a rank's own thread, got one from {threading.current_thread().name!r}",
+                code="INVALID:THREAD",
+                hint="let ranks that are threads communicate from their own only, or run the test with processes",
+            )
+        return rank
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether this is a rank's thread."""
+        return getattr(self._here, "rank", None) is not None
+
+    def enter(self, rank: int) -> None:
+        """First of all, in a rank's thread: waits for its turn."""
+        self._here.rank = rank
+        self._ranks[rank].turn.acquire()
+        self._check_abandoned()
+        self._on_switch(rank, True)
+
+    def leave(self) -> None:
+        """Last of all: the rank does not run any more."""
+        self._check_abandoned()
+        self._on_switch(self.rank, False)
+        self._give_turn(self._choose())
+
+    def point(self, what: str) -> None:
+        """The rank is about to make a call: others may go first."""
+        rank = self.rank
+        self.pause()
+        me = self._ranks[rank]
+        me.num_points += 1
+        self.trace.add(rank, what)
+        self._on_point(rank, me.num_points)
+
+    def pause(self) -> None:
+        self._ready.append(self.rank)
+        self._let_others()
+
+    def sleep(self, seconds: float) -> None:
+        """Until so much time has gone by."""
+        self.wait(_NAP, seconds)
+
+    def park(self) -> None:
+        """The rank does not go on before all others have ended; then it is interrupted."""
+        self._ranks[self.rank].parked = True
+        self._let_others()
+
+    def wait(self, ticket: Waitable, timeout: float | None) -> bool:
+        rank = self.rank
+        me = self._ranks[rank]
+        expired = False
+
+        def expire() -> None:
+            nonlocal expired
+            expired = True
+            self._wake_rank(rank, ticket)
+
+        if timeout is not None:
+            self.at(timeout, expire, lambda: ticket.ended or expired)
+        self.call_back()
+        while not ticket.ended and not expired:
+            me.waits_for = ticket
+            self._waiting.setdefault(id(ticket), []).append(rank)
+            try:
+                self._let_others()
+            finally:
+                me.waits_for = None
+                self._waiting.pop(id(ticket), None)
+        return ticket.ended
+
+    def call_back(self) -> None:
+        """Calls what came for the rank meanwhile."""
+        inbox = self._ranks[self.rank].inbox
+        while inbox:
+            inbox.popleft()()
+
+    # For meetings, in any rank's thread.
+
+    def now(self) -> float:
+        return self._time
+
+    def at(self, seconds: float, expire: Callable[[], None], is_over: Callable[[], bool]) -> None:
+        """Calls `expire` when so much time has gone by, unless it is over by then."""
+        if seconds != float("inf"):
+            heapq.heappush(self._timers, (self._time + seconds, next(self._numbers), _Timer(expire, is_over)))
+
+    def wake(self, ticket: Waitable) -> None:
+        for rank in self._waiting.pop(id(ticket), ()):
+            self._ready.append(rank)
+
+    def call_as(self, rank: int, callback: Callable[[], None]) -> None:
+        """In the rank's own thread, when it waits or communicates next; one that waits goes on for it."""
+        me = self._ranks[rank]
+        me.inbox.append(callback)
+        if me.waits_for is not None:
+            self._wake_rank(rank, me.waits_for)
+
+    # For the world.
+
+    def begin(self) -> None:
+        self._give_turn(self._choose())
+
+    def free(self, error: BaseException) -> bool:
+        """Once all have ended: lets a parked rank go on with an exception. False: there is none."""
+        for rank in self._ranks:
+            if rank.parked:
+                rank.parked = False
+                rank.interrupt = error
+                self.all_ended.clear()
+                rank.turn.release()
+                return True
+        return False
+
+    def abandon(self, error: BaseException) -> None:
+        """Nobody has a turn any more: whoever comes to communicate, or waits to, goes on with an exception."""
+        self._abandoned = error
+        for number, rank in enumerate(self._ranks):
+            if number != self.current and rank.turn.locked():
+                rank.turn.release()
+
+    def waiting_for(self, rank: int) -> Waitable | None:
+        return self._ranks[rank].waits_for
+
+    def interrupt(self, rank: int, error: BaseException) -> None:
+        """The rank, if it waits, goes on with an exception."""
+        self._ranks[rank].interrupt = error
+        ticket = self._ranks[rank].waits_for
+        if ticket is not None:
+            self._wake_rank(rank, ticket)
+
+    def _wake_rank(self, rank: int, ticket: Waitable) -> None:
+        ranks = self._waiting.get(id(ticket), [])
+        if rank in ranks:
+            ranks.remove(rank)
+            self._ready.append(rank)
+
+    def _let_others(self) -> None:
+        rank = self.rank
+        me = self._ranks[rank]
+        self._check_abandoned()
+        chosen = self._choose()
+        if chosen != rank:
+            self._on_switch(rank, False)
+            self._give_turn(chosen)
+            me.turn.acquire()
+            self._check_abandoned()
+            self._on_switch(rank, True)
+        error, me.interrupt = me.interrupt, None
+        if error is not None:
+            raise error
+        self.call_back()
+
+    def _check_abandoned(self) -> None:
+        if self._abandoned is not None:
+            raise self._abandoned
+
+    def _give_turn(self, chosen: int | None) -> None:
+        if chosen is None:
+            self.all_ended.set()
+        else:
+            self._ranks[chosen].turn.release()
+
+    def _choose(self) -> int | None:
+        """Who goes on; None where there is nobody left."""
+        while not self._ready:
+            if not self._jump():
+                if not any(rank.waits_for is not None for rank in self._ranks):
+                    return None
+                self._on_deadlock()
+        index = self._policy.choose(self._ready) if len(self._ready) > 1 else 0
+        if len(self._ready) > 1:
+            self.choices.append(index)
+        self.num_turns += 1
+        self.current = self._ready.pop(index)
+        return self.current
+
+    def _jump(self) -> bool:
+        """To the next timer that is not over; False: there is none."""
+        while self._timers:
+            time, _, timer = heapq.heappop(self._timers)
+            if not timer.is_over():
+                self._time = max(self._time, time)
+                timer.expire()
+                return True
+        return False

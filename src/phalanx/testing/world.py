@@ -1,0 +1,196 @@
+"""A world of ranks that are threads: where they meet, what each of them has of its own, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from phalanx.collectives import message
+from phalanx.errors import Deadlock
+from phalanx.group.endings import last_words
+from phalanx.group.torch_compat import OwnWorlds
+from phalanx.testing.faults import Delay, Fail, Fault
+from phalanx.testing.graph import describe_deadlock
+from phalanx.testing.scheduler import Turns
+from phalanx.testing.schedules import Policy
+from phalanx.transports import threads
+from phalanx.transports.threads import Meeting, ThreadsTransport, Ticket
+from phalanx.types import GroupInfo, Store
+
+__all__ = ["ThreadsWorld", "Unwound", "World", "rank_here"]
+
+
+class Unwound(BaseException):
+    """Ends the thread of a rank that was killed, or whose run has ended without it."""
+
+
+def rank_here() -> int | None:
+    """The rank whose thread this is, if it is one's."""
+    world = threads.place.world
+    return world.turns.rank if isinstance(world, ThreadsWorld) and world.turns.is_rank else None
+
+
+class World:
+    """What a function that runs as a rank is given."""
+
+    def __init__(self, size: int, store: Store, folder: Callable[[], Path]) -> None:
+        self.size = size
+        self.store = store
+        self._folder = folder
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The default group."""
+        group = dist.group.WORLD
+        if group is None:
+            raise ValueError("there is no default group: with init=False the function makes it itself")
+        return group
+
+    @property
+    def tmp_path(self) -> Path:
+        """A folder that all ranks share; it is gone after the run."""
+        return self._folder()
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+
+class _Own:
+    """What a rank has of its own while it runs, and what is put aside while it does not."""
+
+    def __init__(self) -> None:
+        self.transports: list[ThreadsTransport] = []
+        self.thread = 0
+        self._states: tuple[Any, ...] | None = None
+
+    def put_aside(self) -> None:
+        self._states = _generators()
+
+    def take_up(self) -> None:
+        if self._states is not None:
+            _set_generators(self._states)
+
+
+def _generators() -> tuple[Any, ...]:
+    """The states of the random generators that a process has one of."""
+    numpy = sys.modules.get("numpy")
+    return torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def _set_generators(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    if states[2] is not None:
+        sys.modules["numpy"].random.set_state(states[2])
+
+
+class ThreadsWorld:
+    """The ranks of one run. `switch` is what a thread does as a rank: `threads.place` leads its groups here."""
+
+    def __init__(self, size: int, policy: Policy, faults: Mapping[tuple[int, int], list[Fault]]) -> None:
+        self.size = size
+        self.turns = Turns(size, policy, self._break_deadlock, self._on_switch, self._on_point)
+        self.killed: set[int] = set()
+        self.stuck: Exception | None = None
+        self._abandoned = False
+        self._faults = faults
+        self.store = HashStore()
+        self.deadlock: Deadlock | None = None
+        self._own = [_Own() for _ in range(size)]
+        self._meetings: dict[bytes, Meeting] = {}
+        self._lock = threading.Lock()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._torch_worlds = OwnWorlds(lambda: self.turns.rank if self.turns.is_rank else None)
+
+    def folder(self) -> Path:
+        with self._lock:
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="phalanx-")
+            return Path(self._folder.name)
+
+    def __enter__(self) -> ThreadsWorld:
+        self._main_states = _generators()
+        self._torch_worlds.install()
+        return self
+
+    def abandon(self, error: BaseException) -> None:
+        """A thread may go on for ever: what it does is to harm nobody."""
+        self._abandoned = True
+        self.turns.abandon(error)
+
+    def __exit__(self, *_: object) -> None:
+        self._torch_worlds.remove(for_all=not self._abandoned)
+        _set_generators(self._main_states)
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    # For groups.
+
+    def join(self, store: Store, info: GroupInfo, timeout: float) -> ThreadsTransport:
+        """Meets the other ranks of a group. Ranks that name the same store and group find each other."""
+        number = (store.add(f"{info.name}/arrived", 1) - 1) // info.size
+        token = store.compare_set(f"{info.name}/{number}/meeting", "", uuid4().hex)
+        with self._lock:
+            meeting = self._meetings.get(token)
+            if meeting is None:
+                meeting = self._meetings[token] = Meeting(info, self.turns, message.meaning)
+        transport = ThreadsTransport(meeting, info, self.turns.rank)
+        self._own[self.turns.rank].transports.append(transport)
+        transport.join(timeout)
+        return transport
+
+    # How ranks end.
+
+    def end(self, rank: int, error: BaseException | None) -> None:
+        """In the rank's own thread, last of all: peers that still need it are told."""
+        for transport in self._own[rank].transports:
+            if error is not None and not isinstance(error, SystemExit):
+                transport.say_last_words(last_words(error))
+            transport.close(exiting=True)
+
+    def _on_point(self, rank: int, number: int) -> None:
+        for fault in self._faults.get((rank, number), ()):
+            if isinstance(fault, Fail):
+                raise fault.error
+            if isinstance(fault, Delay):
+                self.turns.sleep(fault.seconds)
+            else:
+                self.killed.add(rank)
+                for transport in self._own[rank].transports:
+                    transport.die(signal.SIGKILL)
+                self.turns.park()
+
+    def _break_deadlock(self) -> None:
+        tickets = {rank: self.turns.waiting_for(rank) for rank in range(self.size)}
+        waiting = {rank: ticket for rank, ticket in tickets.items() if isinstance(ticket, Ticket)}
+        frames = sys._current_frames()
+        self.deadlock = describe_deadlock(waiting, {rank: frames[self._own[rank].thread] for rank in waiting})
+        for rank in waiting:
+            self.turns.interrupt(rank, self.deadlock)
+
+    def _on_switch(self, rank: int, enters: bool) -> None:
+        own = self._own[rank]
+        own.take_up() if enters else own.put_aside()
+
+    def main_of(self, rank: int, body: Callable[[], None]) -> None:
+        """The whole life of a rank's thread."""
+        threads.place.world = self
+        self._own[rank].thread = threading.get_ident()
+        with torch.autograd.set_multithreading_enabled(False), contextlib.suppress(Unwound):
+            self.turns.enter(rank)
+            try:
+                body()
+            finally:
+                self.turns.leave()

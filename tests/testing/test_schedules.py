@@ -1,0 +1,152 @@
+"""Schedules can be repeated, and faults happen where they are asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+import phalanx
+import phalanx.testing as pt
+from phalanx.testing.schedules import decode, encode
+
+
+@given(st.integers(1, 300), st.lists(st.integers(0, 300)), st.integers(0, 2**32 - 1))
+def test_a_schedule_comes_back_from_its_string(ranks: int, choices: list[int], fingerprint: int) -> None:
+    assert decode(encode(ranks, choices, fingerprint)) == (ranks, choices, fingerprint)
+
+
+@given(st.text())
+def test_other_strings_are_no_schedules(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert decode(text)[0] >= 1
+
+
+def _race(seen: list[int]) -> Any:
+    """Fails in some schedules: where rank 2's message comes first."""
+
+    def race(rank: int, world: pt.World) -> None:
+        nonlocal seen
+        if rank > 0:
+            dist.send(torch.full((1,), float(rank)), 0)
+            return
+        seen += [dist.recv(torch.zeros(1)) for _ in range(world.size - 1)]
+        assert seen[-2] == 1, "rank 2 was first"
+
+    return race
+
+
+def _failing_schedule() -> tuple[list[int], str]:
+    """What rank 0 saw in a schedule that fails, and the schedule; others do not fail."""
+    failing: list[tuple[list[int], str]] = []
+    for seed in range(20):
+        seen: list[int] = []
+        try:
+            pt.run(_race(seen), 3, seed=seed)
+        except AssertionError as error:
+            (note,) = [note for note in error.__notes__ if note.startswith("again: replay=")]
+            failing.append((seen, note.removeprefix("again: replay='").removesuffix("'")))
+    assert 0 < len(failing) < 20
+    return failing[0]
+
+
+def test_a_failure_can_be_replayed() -> None:
+    seen, replay = _failing_schedule()
+    for _ in range(3):
+        again: list[int] = []
+        with pytest.raises(AssertionError, match="rank 2 was first"):
+            pt.run(_race(again), 3, replay=replay)
+        assert again == seen
+
+
+def test_a_schedule_of_another_program() -> None:
+    _, replay = _failing_schedule()
+    with pytest.raises(ValueError, match="expected the schedule of this program"):
+        pt.run(lambda rank, world: [world.barrier() for _ in range(20)], 3, replay=replay)
+    with pytest.raises(ValueError, match="expected a schedule of 2 ranks, got one of 3"):
+        pt.run(_race([]), 2, replay=replay)
+    with pytest.raises(ValueError, match="expected a schedule as a failed run prints it, got 'abc'"):
+        pt.run(_race([]), 3, replay="abc")
+    with pytest.raises(ValueError, match="got both"):
+        pt.run(_race([]), 3, replay=replay, seed=1)
+
+
+def test_check_finds_a_program_that_does_not_do_the_same() -> None:
+    draw = random.SystemRandom()
+
+    def moody(rank: int, world: pt.World) -> None:
+        for _ in range(20):
+            dist.barrier() if draw.random() < 0.5 else dist.all_reduce(torch.ones(1))
+
+    def same(rank: int, world: pt.World) -> None:
+        world.barrier()
+
+    pt.run(same, 2, check=True)
+    with pytest.raises(RuntimeError, match=r"does the same each time, got other events: at event \d+: rank 0 came to"):
+        pt.run(moody, 1, check=True)
+
+
+def test_a_rank_that_is_killed() -> None:
+    after: list[str] = []
+
+    def work(rank: int, world: pt.World) -> str:
+        try:
+            dist.all_reduce(torch.ones(1))
+            dist.barrier()
+        except phalanx.PeerLost as error:
+            assert not after
+            return str(error)
+        finally:
+            if rank == 1:
+                after.append("finally")
+        return ""
+
+    results = pt.run(work, 3, faults=[pt.kill(1, at_call=2)])
+    assert results[1] is None
+    for rank in (0, 2):
+        assert "rank 1 died (killed by SIGKILL) while rank" in results[rank]
+        assert "waited for it in barrier, seq 2" in results[rank]
+    assert after == ["finally"]
+
+
+def test_a_rank_that_fails() -> None:
+    def work(rank: int, world: pt.World) -> None:
+        for _ in range(3):
+            dist.barrier()
+
+    with pytest.raises(OSError, match="disk full") as caught:
+        pt.run(work, 3, faults=[pt.fail(2, at_call=3, error=OSError("disk full"))])
+    assert caught.value.__notes__[0] == "on rank 2; because of it also on ranks 0, 1"
+
+
+@pytest.mark.parametrize(("seconds", "late"), [(5, False), (15, True)])
+def test_a_rank_that_is_late(seconds: float, late: bool) -> None:
+    def work(rank: int, world: pt.World) -> bool:
+        try:
+            dist.barrier()
+        except phalanx.CallTimeout:
+            return True
+        return False
+
+    faults = [pt.delay(1, at_call=1, seconds=seconds)]
+    assert pt.run(work, 2, faults=faults, timeout=timedelta(seconds=10)) == [late, late]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "match"),
+    [
+        (pt.kill(2, at_call=1), ValueError, "expected a fault of a rank between 0 and 1"),
+        (pt.kill(1, at_call=0), ValueError, "expected a fault at a call from 1 on"),
+        ("kill", TypeError, "expected faults made by kill, delay or fail, got 'kill'"),
+    ],
+)
+def test_faults_that_make_no_sense(fault: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        pt.run(lambda rank, world: None, 2, faults=[fault])
