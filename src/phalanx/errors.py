@@ -15,6 +15,8 @@ what came, and ends with the next thing to try.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.distributed import DistBackendError
 
 __all__ = ["Aborted", "CallTimeout", "Deadlock", "GroupError", "InvalidCall", "Mismatch", "PeerLost", "PhalanxError"]
@@ -46,6 +48,10 @@ class PhalanxError(DistBackendError):
         self.message = message
         super().__init__(self._render())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Between processes it stays as it is: made anew it would be rendered anew.
+        return _restored, (type(self), self.args, self.__dict__)
+
     def _render(self) -> str:
         where = []
         if self.op is not None:
@@ -59,6 +65,12 @@ class PhalanxError(DistBackendError):
         head = f"[{self.code}]" + (f" {', '.join(where)}:" if where else "")
         text = f"{head} {self.message}"
         return f"{text}\n  Next: {self.hint}" if self.hint else text
+
+
+def _restored(kind: type[PhalanxError], args: tuple[Any, ...], state: dict[str, Any]) -> PhalanxError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class InvalidCall(PhalanxError, ValueError):

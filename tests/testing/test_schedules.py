@@ -18,9 +18,11 @@ import phalanx.testing as pt
 from phalanx.testing.schedules import decode, encode
 
 
-@given(st.integers(1, 300), st.lists(st.integers(0, 300)), st.integers(0, 2**32 - 1))
-def test_a_schedule_comes_back_from_its_string(ranks: int, choices: list[int], fingerprint: int) -> None:
-    assert decode(encode(ranks, choices, fingerprint)) == (ranks, choices, fingerprint)
+@given(st.integers(1, 300), st.booleans(), st.lists(st.integers(0, 300)), st.integers(0, 2**32 - 1))
+def test_a_schedule_comes_back_from_its_string(
+    ranks: int, at_calls: bool, choices: list[int], fingerprint: int
+) -> None:
+    assert decode(encode(ranks, at_calls, choices, fingerprint)) == (ranks, at_calls, choices, fingerprint)
 
 
 @given(st.text())

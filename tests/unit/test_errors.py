@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch.distributed as dist
 
@@ -37,3 +39,19 @@ def test_facts_that_are_not_known_are_left_out() -> None:
 def test_todays_except_clauses_keep_working(kind: type[Exception], also: type[Exception]) -> None:
     assert issubclass(kind, also)
     assert issubclass(kind, dist.DistBackendError)
+
+
+def test_errors_go_from_process_to_process() -> None:
+    error = phalanx.PeerLost("rank 1 died", group="g", rank=0, op="barrier", seq=3, hint="look at it")
+    error.peer = 1
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is phalanx.PeerLost
+    assert str(again) == str(error)
+    assert (again.code, again.group, again.rank, again.op, again.seq, again.peer) == (
+        "PEER_LOST",
+        "g",
+        0,
+        "barrier",
+        3,
+        1,
+    )

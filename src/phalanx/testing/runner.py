@@ -19,6 +19,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from phalanx.errors import PeerLost
 from phalanx.testing.faults import Fault, check_faults
+from phalanx.testing.processes import run_in_processes
 from phalanx.testing.schedules import Policy, RandomChoice, Replay, RoundRobin, Trace, decode, encode
 from phalanx.testing.world import ThreadsWorld, Unwound, World
 from phalanx.transports import threads
@@ -48,6 +49,7 @@ def run(
     init: bool = True,
     timeout: timedelta | None = None,
     stuck_after: float = 60.0,
+    processes: bool = False,
 ) -> list[Any]:
     """Calls function(rank, world) once for each rank and returns what each returned, by rank.
 
@@ -56,9 +58,18 @@ def run(
     `schedule="random"` (or a `seed`) as the seed has it. With `check` the program is run twice, and it is an error if
     it does not do the same. Without `timeout` calls of the default group wait for ever; a deadlock is found at once. A
     rank that does not communicate for `stuck_after` seconds, of real time, gets an exception.
+
+    With `processes` the ranks are processes, on shared memory, and run freely.
     """
     _check(function, ranks)
     by_call = check_faults(faults, ranks)
+    if processes:
+        if by_call or check or (seed, schedule, replay) != (None, None, None):
+            raise ValueError("expected no schedule, check or faults for ranks that are processes: they run freely")
+        results, failures = run_in_processes(function, ranks, init, timeout)
+        if failures:
+            raise _to_blame(failures)
+        return results
     if replay is not None and (seed is not None or schedule is not None):
         raise ValueError("expected a schedule to replay or a way to choose one, got both")
     recorded = None if replay is None else decode(replay)
@@ -68,16 +79,17 @@ def run(
     def once(policy: Policy) -> _Outcome:
         return _run_once(function, ranks, ThreadsWorld(ranks, policy, by_call), init, timeout, stuck_after)
 
-    outcome = once(_policy(schedule, seed) if recorded is None else Replay(recorded[1]))
-    if recorded is not None and (outcome.choices != recorded[1] or outcome.trace.fingerprint() != recorded[2]):
+    policy = _policy(schedule, seed) if recorded is None else Replay(recorded[2], recorded[1])
+    outcome = once(policy)
+    if recorded is not None and (outcome.choices != recorded[2] or outcome.trace.fingerprint() != recorded[3]):
         raise ValueError("expected the schedule of this program, got one of a program that does other things")
     if check:
-        again = once(Replay(outcome.choices))
+        again = once(Replay(outcome.choices, policy.at_calls))
         difference = outcome.trace.first_difference(again.trace)
         if difference is not None:
             raise RuntimeError(f"expected a program that does the same each time, got other events: {difference}")
     if outcome.failures:
-        raise _first(outcome, ranks)
+        raise _first(outcome, ranks, policy)
     return outcome.results
 
 
@@ -153,13 +165,17 @@ def _watch(world: ThreadsWorld, workers: list[threading.Thread], stuck_after: fl
         since, told = time.monotonic(), True
 
 
-def _first(outcome: _Outcome, ranks: int) -> BaseException:
-    """The one to blame: not one that only was told of another."""
-    failures = outcome.failures
+def _first(outcome: _Outcome, ranks: int, policy: Policy) -> BaseException:
+    error = _to_blame(outcome.failures)
+    error.add_note(f"again: replay={encode(ranks, policy.at_calls, outcome.choices, outcome.trace.fingerprint())!r}")
+    return error
+
+
+def _to_blame(failures: list[tuple[int, BaseException]]) -> BaseException:
+    """Not one that only was told of another."""
     rank, error = next(((r, e) for r, e in failures if not isinstance(e, PeerLost)), failures[0])
     others = sorted(r for r, _ in failures if r != rank)
     error.add_note(f"on rank {rank}" + (f"; because of it also on {_listed(others)}" if others else ""))
-    error.add_note(f"again: replay={encode(ranks, outcome.choices, outcome.trace.fingerprint())!r}")
     return error
 
 

@@ -130,7 +130,11 @@ class Turns:
     def point(self, what: str) -> None:
         """The rank is about to make a call: others may go first."""
         rank = self.rank
-        self.pause()
+        if self._policy.at_calls:
+            self.pause()
+        else:
+            self._check_abandoned()
+            self.call_back()
         me = self._ranks[rank]
         me.num_points += 1
         self.trace.add(rank, what)

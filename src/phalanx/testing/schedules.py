@@ -13,7 +13,12 @@ __all__ = ["Policy", "RandomChoice", "Replay", "RoundRobin", "Trace", "decode", 
 
 
 class Policy(Protocol):
-    """Chooses who goes on."""
+    """Chooses who goes on.
+
+    `at_calls`: also before each call of a rank, not only where one has to wait.
+    """
+
+    at_calls: bool
 
     def choose(self, ready: list[int]) -> int:
         """An index into the ranks that can go on, which are in the order in which they came to that."""
@@ -22,12 +27,16 @@ class Policy(Protocol):
 class RoundRobin:
     """Who has waited longest."""
 
+    at_calls = False
+
     def choose(self, ready: list[int]) -> int:
         return 0
 
 
 class RandomChoice:
     """Anybody."""
+
+    at_calls = True
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
@@ -39,23 +48,15 @@ class RandomChoice:
 class Replay:
     """The choices of an earlier run; after them, and where they can't be made, who has waited longest."""
 
-    def __init__(self, choices: Sequence[int]) -> None:
+    def __init__(self, choices: Sequence[int], at_calls: bool) -> None:
+        self.at_calls = at_calls
         self._choices = choices
         self._next = 0
-        # A choice could not be made: the program does other things than the one that was recorded.
-        self.lost = False
 
     def choose(self, ready: list[int]) -> int:
         index = self._choices[self._next] if self._next < len(self._choices) else 0
         self._next += 1
-        if index >= len(ready):
-            self.lost = True
-            return 0
-        return index
-
-    @property
-    def complete(self) -> bool:
-        return not self.lost and self._next == len(self._choices)
+        return index if index < len(ready) else 0
 
 
 class Trace:
@@ -80,25 +81,25 @@ class Trace:
         return None
 
 
-def encode(ranks: int, choices: Sequence[int], fingerprint: int) -> str:
+def encode(ranks: int, at_calls: bool, choices: Sequence[int], fingerprint: int) -> str:
     """The choices, and what they were made in, as a short string."""
     last = max((number for number, choice in enumerate(choices, 1) if choice), default=0)
-    numbers = [ranks, fingerprint, len(choices), *choices[:last]]
+    numbers = [2 * ranks + at_calls, fingerprint, len(choices), *choices[:last]]
     packed = zlib.compress(b"".join(map(_varint, numbers)), 9)
     return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
-def decode(text: str) -> tuple[int, list[int], int]:
-    """Ranks, choices and fingerprint. Raises ValueError where it is no such string."""
+def decode(text: str) -> tuple[int, bool, list[int], int]:
+    """What `encode` was given. Raises ValueError where it is no such string."""
     try:
         packed = zlib.decompress(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         numbers = _numbers(packed)
         ranks, fingerprint, num_choices, *choices = numbers
-        if ranks < 1 or num_choices < len(choices):
+        if ranks < 2 or num_choices < len(choices):
             raise ValueError("numbers that make no sense")
     except (binascii.Error, zlib.error, ValueError, IndexError) as error:
         raise ValueError(f"expected a schedule as a failed run prints it, got {text!r} ({error})") from None
-    return ranks, choices + [0] * (num_choices - len(choices)), fingerprint
+    return ranks // 2, bool(ranks % 2), choices + [0] * (num_choices - len(choices)), fingerprint
 
 
 def _varint(number: int) -> bytes:

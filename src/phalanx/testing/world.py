@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import torch
@@ -21,6 +19,7 @@ from phalanx.collectives import message
 from phalanx.errors import Deadlock
 from phalanx.group.endings import last_words
 from phalanx.group.torch_compat import OwnWorlds
+from phalanx.testing.belongings import Cpus, Generators
 from phalanx.testing.faults import Delay, Fail, Fault
 from phalanx.testing.graph import describe_deadlock
 from phalanx.testing.scheduler import Turns
@@ -73,27 +72,7 @@ class _Own:
     def __init__(self) -> None:
         self.transports: list[ThreadsTransport] = []
         self.thread = 0
-        self._states: tuple[Any, ...] | None = None
-
-    def put_aside(self) -> None:
-        self._states = _generators()
-
-    def take_up(self) -> None:
-        if self._states is not None:
-            _set_generators(self._states)
-
-
-def _generators() -> tuple[Any, ...]:
-    """The states of the random generators that a process has one of."""
-    numpy = sys.modules.get("numpy")
-    return torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
-
-
-def _set_generators(states: tuple[Any, ...]) -> None:
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    if states[2] is not None:
-        sys.modules["numpy"].random.set_state(states[2])
+        self.generators: Generators | None = None
 
 
 class ThreadsWorld:
@@ -105,6 +84,7 @@ class ThreadsWorld:
         self.killed: set[int] = set()
         self.stuck: Exception | None = None
         self._abandoned = False
+        self._cpus = Cpus()
         self._faults = faults
         self.store = HashStore()
         self.deadlock: Deadlock | None = None
@@ -121,7 +101,7 @@ class ThreadsWorld:
             return Path(self._folder.name)
 
     def __enter__(self) -> ThreadsWorld:
-        self._main_states = _generators()
+        self._before = Generators()
         self._torch_worlds.install()
         return self
 
@@ -132,7 +112,8 @@ class ThreadsWorld:
 
     def __exit__(self, *_: object) -> None:
         self._torch_worlds.remove(for_all=not self._abandoned)
-        _set_generators(self._main_states)
+        self._before.restore()
+        self._cpus.restore()
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -182,12 +163,16 @@ class ThreadsWorld:
 
     def _on_switch(self, rank: int, enters: bool) -> None:
         own = self._own[rank]
-        own.take_up() if enters else own.put_aside()
+        if not enters:
+            own.generators = Generators()
+        elif own.generators is not None:
+            own.generators.restore()
 
     def main_of(self, rank: int, body: Callable[[], None]) -> None:
         """The whole life of a rank's thread."""
         threads.place.world = self
         self._own[rank].thread = threading.get_ident()
+        self._cpus.pin()
         with torch.autograd.set_multithreading_enabled(False), contextlib.suppress(Unwound):
             self.turns.enter(rank)
             try:
