@@ -1,4 +1,4 @@
-"""Runs all benchmarks: importing, memory of groups, collectives, messages, asynchrony, and training with DDP."""
+"""Runs all benchmarks: importing, memory, collectives, messages, asynchrony, DDP, and tests in one process."""
 
 import sys
 
@@ -8,9 +8,10 @@ import ddp
 import import_time
 import memory
 import messages
+import worlds
 from harness import main
 
-MODULES = (import_time, memory, collectives, messages, asynchronous, ddp)
+MODULES = (import_time, memory, collectives, messages, asynchronous, ddp, worlds)
 
 if __name__ == "__main__":
     sys.exit(main(__doc__, *(module.BENCHMARK for module in MODULES)))

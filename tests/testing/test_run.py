@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 import threading
 from datetime import timedelta
@@ -26,9 +27,9 @@ def _sum(rank: int, world: pt.World) -> list[float]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-@pytest.mark.parametrize("seed", [None, 0, 1])
-def test_results_by_rank(ranks: int, seed: int | None) -> None:
-    assert pt.run(_sum, ranks, seed=seed) == [[sum(range(ranks))] * 3] * ranks
+@pytest.mark.parametrize("options", [{}, {"seed": 0}, {"seed": 1}, {"schedule": "free"}])
+def test_results_by_rank(ranks: int, options: dict[str, Any]) -> None:
+    assert pt.run(_sum, ranks, **options) == [[sum(range(ranks))] * 3] * ranks
 
 
 def test_the_world() -> None:
@@ -75,13 +76,38 @@ def test_the_first_failure_is_raised() -> None:
     assert caught.value.__notes__[0] == "on rank 1; because of it also on ranks 0, 2"
 
 
-def test_a_rank_that_returns_early_is_lost() -> None:
+@pytest.mark.parametrize("schedule", ["round robin", "random", "free"])
+def test_a_rank_that_returns_early_is_lost(schedule: str) -> None:
     def leave(rank: int, world: pt.World) -> None:
         if rank != 1:
             dist.all_reduce(torch.ones(1))
 
     with pytest.raises(phalanx.PeerLost, match="rank 1 ended while rank"):
-        pt.run(leave, 3)
+        pt.run(leave, 3, schedule=schedule)
+
+
+def test_ranks_that_run_freely() -> None:
+    def work(rank: int, world: pt.World) -> list[float]:
+        groups = [dist.new_group() for _ in range(3)]
+        tensors = [torch.full((4,), float(rank + i)) for i in range(30)]
+        works = [dist.all_reduce(tensor, group=groups[i % 3], async_op=True) for i, tensor in enumerate(tensors)]
+        following = works[-1].get_future().then(lambda future: future.value()[0].sum().item())
+        for number in range(world.size - 1):
+            dist.send(torch.full((1,), float(number)), (rank + 1) % world.size)
+            dist.recv(torch.zeros(1))
+        for work in works[::-1]:
+            work.wait()
+        group = dist.new_group(timeout=timedelta(seconds=0.1))
+        if rank == 0:
+            with pytest.raises(phalanx.CallTimeout):
+                dist.barrier(group=group)
+        world.barrier()
+        assert following.wait() == tensors[-1].sum().item()
+        return [tensor[0].item() for tensor in tensors]
+
+    expected = [4.0 * i + 6 for i in range(30)]
+    for _ in range(5):
+        assert pt.run(work, 4, schedule="free") == [expected] * 4
 
 
 def test_ranks_that_disagree() -> None:
@@ -96,12 +122,13 @@ def test_ranks_that_disagree() -> None:
     pt.run(disagree, 2)
 
 
-def test_messages_in_a_circle_are_a_deadlock() -> None:
+@pytest.mark.parametrize("schedule", ["round robin", "random", "free"])
+def test_messages_in_a_circle_are_a_deadlock(schedule: str) -> None:
     def wait(rank: int, world: pt.World) -> None:
         dist.recv(torch.ones(1), (rank + 1) % 3, tag=5)
 
     with pytest.raises(phalanx.Deadlock) as caught:
-        pt.run(wait, 3)
+        pt.run(wait, 3, schedule=schedule)
     assert caught.value.code == "DEADLOCK:P2P"
     text = str(caught.value)
     for rank in range(3):
@@ -231,6 +258,23 @@ def test_a_rank_that_can_not_be_interrupted_is_abandoned() -> None:
     assert not dist.is_initialized()
 
 
+def test_ctrl_c_ends_a_run() -> None:
+    def interrupt(rank: int, world: pt.World) -> None:
+        if rank == 1:
+            signal.raise_signal(signal.SIGINT)
+        while True:
+            world.barrier()
+
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        pt.run(interrupt, 3)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert pt.run(_sum, 2) == [[1.0] * 3] * 2
+    assert not dist.is_initialized()
+
+
 def test_nothing_is_left_behind() -> None:
     before = (sys.excepthook, threading.excepthook, dist.distributed_c10d._world, threading.active_count())
     with pytest.raises(phalanx.Deadlock):
@@ -260,7 +304,7 @@ def test_ddp_trains() -> None:
     [
         ({"ranks": 0}, ValueError, "expected at least one rank, got 0"),
         ({"function": lambda rank: None}, TypeError, r"expected a function that takes \(rank, world\)"),
-        ({"schedule": "fast"}, ValueError, "expected a schedule of 'round robin', 'random', got 'fast'"),
+        ({"schedule": "fast"}, ValueError, "expected a schedule of 'round robin', 'random', 'free', got 'fast'"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], match: str) -> None:

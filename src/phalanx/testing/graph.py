@@ -74,9 +74,11 @@ def _line(rank: int, ticket: Ticket, peers: list[int], core: list[int], frame: F
 
 
 def _where(frame: FrameType | None) -> str:
-    if frame is None:
-        return ""
-    stack = [entry for entry in traceback.extract_stack(frame) if not is_framework(entry.filename)]
-    if not stack:
-        return ""
-    return f" ({Path(stack[-1].filename).name}:{stack[-1].lineno}, in {stack[-1].name})"
+    """The line of the program that made the call: the innermost one outside of torch and us, whatever we call."""
+    ours = False
+    for entry in reversed(traceback.extract_stack(frame) if frame is not None else []):
+        if is_framework(entry.filename):
+            ours = True
+        elif ours:
+            return f" ({Path(entry.filename).name}:{entry.lineno}, in {entry.name})"
+    return ""

@@ -26,7 +26,7 @@ from phalanx.transports import threads
 
 __all__ = ["run"]
 
-_SCHEDULES = ("round robin", "random")
+_SCHEDULES = ("round robin", "random", "free")
 
 
 # Seconds between two looks at whether a run gets on.
@@ -55,9 +55,10 @@ def run(
 
     torch.distributed's functions work inside, each rank with groups of its own. The first failure is raised; a note
     in it has the schedule, which `replay` repeats. Ranks take turns where they communicate: one after another, or with
-    `schedule="random"` (or a `seed`) as the seed has it. With `check` the program is run twice, and it is an error if
-    it does not do the same. Without `timeout` calls of the default group wait for ever; a deadlock is found at once. A
-    rank that does not communicate for `stuck_after` seconds, of real time, gets an exception.
+    `schedule="random"` (or a `seed`) as the seed has it; with `schedule="free"` all run at once. With `check` the
+    program is run twice, and it is an error if it does not do the same. Without `timeout` calls of the default group
+    wait for ever; a deadlock is found at once. A rank that does not communicate for `stuck_after` seconds, of real
+    time, gets an exception.
 
     With `processes` the ranks are processes, on shared memory, and run freely.
     """
@@ -76,14 +77,17 @@ def run(
     if recorded is not None and recorded[0] != ranks:
         raise ValueError(f"expected a schedule of {ranks} ranks, got one of {recorded[0]}")
 
-    def once(policy: Policy) -> _Outcome:
+    if schedule == "free" and (check or seed is not None):
+        raise ValueError("expected no seed or check for ranks that run freely")
+
+    def once(policy: Policy | None) -> _Outcome:
         return _run_once(function, ranks, ThreadsWorld(ranks, policy, by_call), init, timeout, stuck_after)
 
     policy = _policy(schedule, seed) if recorded is None else Replay(recorded[2], recorded[1])
     outcome = once(policy)
     if recorded is not None and (outcome.choices != recorded[2] or outcome.trace.fingerprint() != recorded[3]):
         raise ValueError("expected the schedule of this program, got one of a program that does other things")
-    if check:
+    if check and policy is not None:
         again = once(Replay(outcome.choices, policy.at_calls))
         difference = outcome.trace.first_difference(again.trace)
         if difference is not None:
@@ -133,10 +137,15 @@ def _run_once(
         ]
         for worker in workers:
             worker.start()
-        world.turns.begin()
-        _watch(world, workers, stuck_after)
-        while world.turns.free(Unwound()):
+        try:
+            world.turns.begin()
             _watch(world, workers, stuck_after)
+            while world.turns.free(Unwound()):
+                _watch(world, workers, stuck_after)
+        except BaseException:
+            # Ctrl-C, or a rank that is stuck: ranks end where they communicate next.
+            world.abandon(Unwound())
+            raise
         for worker in workers:
             worker.join()
     return outcome
@@ -158,15 +167,16 @@ def _watch(world: ThreadsWorld, workers: list[threading.Thread], stuck_after: fl
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         what = f"rank {rank} did not communicate for {stuck_after:g} s"
         if told:
-            world.abandon(Unwound())
             raise Stuck(f"{what}, ignored an exception, and its thread was abandoned; it was here:\n{stack}")
         world.stuck = Stuck(f"{what}; it was here:\n{stack}")
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Stuck))
         since, told = time.monotonic(), True
 
 
-def _first(outcome: _Outcome, ranks: int, policy: Policy) -> BaseException:
+def _first(outcome: _Outcome, ranks: int, policy: Policy | None) -> BaseException:
     error = _to_blame(outcome.failures)
+    if policy is None:
+        return error
     error.add_note(f"again: replay={encode(ranks, policy.at_calls, outcome.choices, outcome.trace.fingerprint())!r}")
     return error
 
@@ -183,9 +193,11 @@ def _listed(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
-def _policy(schedule: str | None, seed: int | None) -> Policy:
+def _policy(schedule: str | None, seed: int | None) -> Policy | None:
     if schedule not in (None, *_SCHEDULES):
         raise ValueError(f"expected a schedule of {', '.join(map(repr, _SCHEDULES))}, got {schedule!r}")
+    if schedule == "free":
+        return None
     if schedule == "round robin" or (schedule is None and seed is None):
         return RoundRobin()
     return RandomChoice(0 if seed is None else seed)

@@ -17,7 +17,7 @@ from typing import Protocol
 from phalanx.errors import InvalidCall
 from phalanx.testing.schedules import Policy, Trace
 
-__all__ = ["Turns"]
+__all__ = ["NAP", "Scheduling", "Turns", "Waitable"]
 
 
 class _Rank:
@@ -49,10 +49,10 @@ class _Nap:
     ended = False
 
 
-_NAP = _Nap()
+NAP = _Nap()
 
 
-class _Timer:
+class Timer:
     __slots__ = ("expire", "is_over")
 
     def __init__(self, expire: Callable[[], None], is_over: Callable[[], bool]) -> None:
@@ -60,42 +60,26 @@ class _Timer:
         self.is_over = is_over
 
 
-class Turns:
-    """The scheduler of a world of `size` ranks.
+class Scheduling:
+    """What schedulers have in common.
 
-    `on_deadlock` is called when nobody can go on, and must make somebody: it interrupts ranks.
-    `on_switch(rank, enters)` is called in a rank's thread when its turn ends or begins, and `on_point(rank, number)`
-    before each of its calls, counted from 1: faults happen there.
+    `on_deadlock` is called when nobody can go on, and must make somebody: it interrupts ranks. `on_point(rank, number)`
+    is called before each call of a rank, counted from 1: faults happen there.
     """
 
-    def __init__(
-        self,
-        size: int,
-        policy: Policy,
-        on_deadlock: Callable[[], None],
-        on_switch: Callable[[int, bool], None] = lambda rank, enters: None,
-        on_point: Callable[[int, int], None] = lambda rank, number: None,
-    ) -> None:
-        self._policy = policy
+    def __init__(self, size: int, on_deadlock: Callable[[], None], on_point: Callable[[int, int], None]) -> None:
         self._on_deadlock = on_deadlock
-        self._on_switch = on_switch
         self._on_point = on_point
+        self._here = threading.local()
         self._abandoned: BaseException | None = None
         self._ranks = [_Rank() for _ in range(size)]
-        self._ready = list(range(size))
-        self._here = threading.local()
-        self._time = 0.0
-        self._timers: list[tuple[float, int, _Timer]] = []
+        self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
-        self._waiting: dict[int, list[int]] = {}
         self.all_ended = threading.Event()
         self.choices: list[int] = []
         self.trace = Trace()
-        # Whose turn it is. Their number grows with every turn: whoever watches a run sees that it gets on.
-        self.current = 0
+        # Grows when a rank gets on: whoever watches a run sees that it does.
         self.num_turns = 0
-
-    # For ranks, in their own threads.
 
     @property
     def rank(self) -> int:
@@ -114,6 +98,52 @@ class Turns:
         """Whether this is a rank's thread."""
         return getattr(self._here, "rank", None) is not None
 
+    def call_back(self) -> None:
+        """Calls what came for the rank meanwhile."""
+        inbox = self._ranks[self.rank].inbox
+        while inbox:
+            inbox.popleft()()
+
+    def waiting_for(self, rank: int) -> Waitable | None:
+        return self._ranks[rank].waits_for
+
+    def _come_to_point(self, what: str) -> None:
+        rank = self.rank
+        me = self._ranks[rank]
+        me.num_points += 1
+        self.trace.add(rank, what)
+        self._on_point(rank, me.num_points)
+
+    def _check_abandoned(self) -> None:
+        if self._abandoned is not None:
+            raise self._abandoned
+
+
+class Turns(Scheduling):
+    """One rank at a time, in virtual time.
+
+    `on_switch(rank, enters)` is called in a rank's thread when its turn ends or begins.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        policy: Policy,
+        on_deadlock: Callable[[], None],
+        on_switch: Callable[[int, bool], None],
+        on_point: Callable[[int, int], None],
+    ) -> None:
+        super().__init__(size, on_deadlock, on_point)
+        self._policy = policy
+        self._on_switch = on_switch
+        self._ready = list(range(size))
+        self._time = 0.0
+        self._waiting: dict[int, list[int]] = {}
+        # Whose turn it is.
+        self.current = 0
+
+    # For ranks, in their own threads.
+
     def enter(self, rank: int) -> None:
         """First of all, in a rank's thread: waits for its turn."""
         self._here.rank = rank
@@ -129,16 +159,12 @@ class Turns:
 
     def point(self, what: str) -> None:
         """The rank is about to make a call: others may go first."""
-        rank = self.rank
         if self._policy.at_calls:
             self.pause()
         else:
             self._check_abandoned()
             self.call_back()
-        me = self._ranks[rank]
-        me.num_points += 1
-        self.trace.add(rank, what)
-        self._on_point(rank, me.num_points)
+        self._come_to_point(what)
 
     def pause(self) -> None:
         self._ready.append(self.rank)
@@ -146,7 +172,7 @@ class Turns:
 
     def sleep(self, seconds: float) -> None:
         """Until so much time has gone by."""
-        self.wait(_NAP, seconds)
+        self.wait(NAP, seconds)
 
     def park(self) -> None:
         """The rank does not go on before all others have ended; then it is interrupted."""
@@ -176,21 +202,12 @@ class Turns:
                 self._waiting.pop(id(ticket), None)
         return ticket.ended
 
-    def call_back(self) -> None:
-        """Calls what came for the rank meanwhile."""
-        inbox = self._ranks[self.rank].inbox
-        while inbox:
-            inbox.popleft()()
-
     # For meetings, in any rank's thread.
-
-    def now(self) -> float:
-        return self._time
 
     def at(self, seconds: float, expire: Callable[[], None], is_over: Callable[[], bool]) -> None:
         """Calls `expire` when so much time has gone by, unless it is over by then."""
         if seconds != float("inf"):
-            heapq.heappush(self._timers, (self._time + seconds, next(self._numbers), _Timer(expire, is_over)))
+            heapq.heappush(self._timers, (self._time + seconds, next(self._numbers), Timer(expire, is_over)))
 
     def wake(self, ticket: Waitable) -> None:
         for rank in self._waiting.pop(id(ticket), ()):
@@ -226,9 +243,6 @@ class Turns:
             if number != self.current and rank.turn.locked():
                 rank.turn.release()
 
-    def waiting_for(self, rank: int) -> Waitable | None:
-        return self._ranks[rank].waits_for
-
     def interrupt(self, rank: int, error: BaseException) -> None:
         """The rank, if it waits, goes on with an exception."""
         self._ranks[rank].interrupt = error
@@ -257,10 +271,6 @@ class Turns:
         if error is not None:
             raise error
         self.call_back()
-
-    def _check_abandoned(self) -> None:
-        if self._abandoned is not None:
-            raise self._abandoned
 
     def _give_turn(self, chosen: int | None) -> None:
         if chosen is None:

@@ -21,6 +21,7 @@ from phalanx.group.endings import last_words
 from phalanx.group.torch_compat import OwnWorlds
 from phalanx.testing.belongings import Cpus, Generators
 from phalanx.testing.faults import Delay, Fail, Fault
+from phalanx.testing.free import Free
 from phalanx.testing.graph import describe_deadlock
 from phalanx.testing.scheduler import Turns
 from phalanx.testing.schedules import Policy
@@ -78,9 +79,15 @@ class _Own:
 class ThreadsWorld:
     """The ranks of one run. `switch` is what a thread does as a rank: `threads.place` leads its groups here."""
 
-    def __init__(self, size: int, policy: Policy, faults: Mapping[tuple[int, int], list[Fault]]) -> None:
+    def __init__(self, size: int, policy: Policy | None, faults: Mapping[tuple[int, int], list[Fault]]) -> None:
+        """Without a policy the ranks run freely."""
         self.size = size
-        self.turns = Turns(size, policy, self._break_deadlock, self._on_switch, self._on_point)
+        self.turns: Turns | Free = (
+            Free(size, self._break_deadlock, self._on_point)
+            if policy is None
+            else Turns(size, policy, self._break_deadlock, self._on_switch, self._on_point)
+        )
+        self._takes_turns = policy is not None
         self.killed: set[int] = set()
         self.stuck: Exception | None = None
         self._abandoned = False
@@ -172,7 +179,8 @@ class ThreadsWorld:
         """The whole life of a rank's thread."""
         threads.place.world = self
         self._own[rank].thread = threading.get_ident()
-        self._cpus.pin()
+        if self._takes_turns:
+            self._cpus.pin()
         with torch.autograd.set_multithreading_enabled(False), contextlib.suppress(Unwound):
             self.turns.enter(rank)
             try:

@@ -470,6 +470,7 @@ class ThreadsTransport:
 
     def die(self, status: int) -> None:
         """As a process that was killed: nobody is told but by its absence."""
+        self._closed = True
         with self._meeting.lock:
             self._meeting.leave(self._info.rank, _NOT_LEFT, dead=True, status=status)
 

@@ -1,0 +1,113 @@
+"""Times tests: ten all_reduces as threads of one process, and as processes started for it; worlds of up to 256 ranks.
+
+Times are medians. Worlds of different sizes run in turns, so that a machine that changes its speed changes all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+import phalanx.testing as pt
+from harness import Benchmark, Result, Target, format_ratio, main, print_table, progress
+
+RANKS = 4
+SIZES = (16, 64, 256)
+NUMEL = 256
+ROUNDS, QUICK_ROUNDS = 15, 3
+SPAWNS, QUICK_SPAWNS = 5, 2
+
+MOST_MS = 10.0
+LEAST_RATIO = 50
+MOST_SECONDS = 2.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """None of its own."""
+
+
+def ten_all_reduces(rank: int, world: pt.World) -> None:
+    for _ in range(10):
+        dist.all_reduce(torch.ones(NUMEL))
+
+
+def ten_all_reduces_and_a_barrier(rank: int, world: pt.World) -> None:
+    ten_all_reduces(rank, world)
+    world.barrier()
+
+
+def measure(options: argparse.Namespace) -> Result:
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    spawns = QUICK_SPAWNS if options.quick else SPAWNS
+    times: dict[str, list[float]] = {"threads": [], "processes that stay": [], "processes": []}
+    by_size: dict[int, list[float]] = {size: [] for size in SIZES}
+    with progress(rounds + spawns) as announce:
+        for number in range(rounds + 1):
+            announce(f"worlds of threads, round {number}") if number else None
+            small = _seconds(lambda: pt.run(ten_all_reduces, RANKS))
+            staying = _seconds(lambda: pt.run(ten_all_reduces, RANKS, processes=True))
+            large = [_seconds(partial(pt.run, ten_all_reduces_and_a_barrier, size)) for size in SIZES]
+            # The first round loads code and starts workers.
+            if number:
+                times["threads"].append(small)
+                times["processes that stay"].append(staying)
+                for size, seconds in zip(SIZES, large, strict=True):
+                    by_size[size].append(seconds)
+        for _ in range(spawns):
+            announce("processes")
+            times["processes"].append(_seconds(_spawn))
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    rows = [[name, f"{seconds * 1e3:,.1f}"] for name, seconds in medians.items()]
+    print_table(f"ten all_reduces of 1 KiB, {RANKS} ranks", ["ranks are", "ms"], rows)
+    large_medians = {size: statistics.median(seconds) for size, seconds in by_size.items()}
+    rows = [[str(size), f"{t * 1e3:,.0f}", f"{t / size * 1e3:.2f}"] for size, t in large_medians.items()]
+    print_table("ten all_reduces of 1 KiB and a barrier, threads", ["ranks", "ms", "ms a rank"], rows)
+    return Result({"small": times, "large": {str(size): t for size, t in by_size.items()}}, _targets(medians, by_size))
+
+
+def _targets(medians: dict[str, float], by_size: dict[int, list[float]]) -> list[Target]:
+    ms, ratio = medians["threads"] * 1e3, medians["processes"] / medians["threads"]
+    most, least = max(SIZES), min(SIZES)
+    seconds = statistics.median(by_size[most])
+    growth = seconds / statistics.median(by_size[least]) / (most / least)
+    return [
+        Target(f"ten all_reduces, {RANKS} ranks as threads: under {MOST_MS:g} ms", f"{ms:.1f} ms", ms < MOST_MS),
+        Target(f"in spawned processes: at least {LEAST_RATIO}x that", f"{format_ratio(ratio)}x", ratio >= LEAST_RATIO),
+        Target(f"{most} ranks: under {MOST_SECONDS:g} s", f"{seconds:.2f} s", seconds < MOST_SECONDS),
+        Target(f"{most} ranks against {least}: at most the same time a rank", f"{growth:.2f}x", growth <= 1.0),
+    ]
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _spawn() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_rank_main, (Path(folder),), nprocs=RANKS, daemon=True)  # type: ignore[no-untyped-call]
+
+
+def _rank_main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("phalanx", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    for _ in range(10):
+        dist.all_reduce(torch.ones(NUMEL))
+    dist.destroy_process_group()
+
+
+BENCHMARK = Benchmark("worlds", add_options, measure)
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__, BENCHMARK))

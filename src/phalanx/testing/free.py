@@ -1,0 +1,178 @@
+"""Ranks that run when they like, in real time: the schedule "free"."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from phalanx.testing.scheduler import NAP, Scheduling, Timer, Waitable
+
+__all__ = ["Free"]
+
+
+class Free(Scheduling):
+    """All ranks at once. Deadlocks are found here as well: all wait, and no timer is pending.
+
+    The lock is held for moments only, and nothing else is called with it held.
+    """
+
+    def __init__(self, size: int, on_deadlock: Callable[[], None], on_point: Callable[[int, int], None]) -> None:
+        super().__init__(size, on_deadlock, on_point)
+        self._changed = threading.Condition()
+        self._begun = threading.Event()
+        self._ended: set[int] = set()
+
+    @property
+    def current(self) -> int:
+        """A rank that runs."""
+        running = (number for number, rank in enumerate(self._ranks) if rank.waits_for is None and not rank.parked)
+        return next((number for number in running if number not in self._ended), 0)
+
+    def enter(self, rank: int) -> None:
+        self._here.rank = rank
+        self._begun.wait()
+        self._check_abandoned()
+
+    def leave(self) -> None:
+        with self._changed:
+            self._ended.add(self.rank)
+            self.num_turns += 1
+            self._look_for_the_end()
+            self._changed.notify_all()
+
+    def point(self, what: str) -> None:
+        self.pause()
+        self._come_to_point(what)
+
+    def pause(self) -> None:
+        self._check_abandoned()
+        self.num_turns += 1
+        os.sched_yield()
+        self.call_back()
+
+    def sleep(self, seconds: float) -> None:
+        self.wait(NAP, seconds)
+
+    def park(self) -> None:
+        me = self._ranks[self.rank]
+        with self._changed:
+            me.parked = True
+            self._look_for_the_end()
+            self._changed.notify_all()
+        me.turn.acquire()
+        self._raise_interrupt()
+
+    def wait(self, ticket: Waitable, timeout: float | None) -> bool:
+        me = self._ranks[self.rank]
+        until = None if timeout is None else time.monotonic() + timeout
+        waits = True
+        if timeout is not None:
+            # So that all know that somebody will go on.
+            self.at(timeout, lambda: None, lambda: not waits)
+        try:
+            while not ticket.ended:
+                self._check_abandoned()
+                self._raise_interrupt()
+                self.call_back()
+                self._expire()
+                if until is not None and time.monotonic() >= until:
+                    break
+                me.waits_for = ticket
+                if self._wait_for_change(ticket):
+                    self._on_deadlock()
+        finally:
+            waits = False
+            me.waits_for = None
+        return ticket.ended
+
+    def _wait_for_change(self, ticket: Waitable) -> bool:
+        """Until something may have changed. True: nothing will."""
+        me = self._ranks[self.rank]
+        with self._changed:
+            if ticket.ended or me.inbox or me.interrupt or self._abandoned:
+                return False
+            self.num_turns += 1
+            while self._timers and self._timers[0][2].is_over():
+                heapq.heappop(self._timers)
+            if not self._timers and self._nobody_can_go_on():
+                return True
+            next_timer = self._timers[0][0] - time.monotonic() if self._timers else None
+            if next_timer is None or next_timer > 0:
+                self._changed.wait(next_timer)
+        return False
+
+    def _nobody_can_go_on(self) -> bool:
+        for number, rank in enumerate(self._ranks):
+            if number in self._ended or rank.parked:
+                continue
+            if rank.waits_for is None or rank.waits_for.ended or rank.inbox or rank.interrupt:
+                return False
+        return True
+
+    def _raise_interrupt(self) -> None:
+        me = self._ranks[self.rank]
+        error, me.interrupt = me.interrupt, None
+        if error is not None:
+            raise error
+
+    def _expire(self) -> None:
+        due = []
+        with self._changed:
+            while self._timers and self._timers[0][0] <= time.monotonic():
+                due.append(heapq.heappop(self._timers)[2])
+        for timer in due:
+            if not timer.is_over():
+                timer.expire()
+        if due:
+            self._notify()
+
+    def at(self, seconds: float, expire: Callable[[], None], is_over: Callable[[], bool]) -> None:
+        if seconds != float("inf"):
+            with self._changed:
+                entry = (time.monotonic() + seconds, next(self._numbers), Timer(expire, is_over))
+                heapq.heappush(self._timers, entry)
+
+    def wake(self, ticket: Waitable) -> None:
+        self._notify()
+
+    def call_as(self, rank: int, callback: Callable[[], None]) -> None:
+        self._ranks[rank].inbox.append(callback)
+        self._notify()
+
+    def begin(self) -> None:
+        self._begun.set()
+
+    def free(self, error: BaseException) -> bool:
+        for rank in self._ranks:
+            if rank.parked:
+                rank.parked = False
+                rank.interrupt = error
+                self.all_ended.clear()
+                rank.turn.release()
+                return True
+        return False
+
+    def abandon(self, error: BaseException) -> None:
+        self._abandoned = error
+        self._begun.set()
+        for rank in self._ranks:
+            if rank.parked:
+                rank.interrupt = error
+                rank.turn.release()
+        self._notify()
+
+    def interrupt(self, rank: int, error: BaseException) -> None:
+        self._ranks[rank].interrupt = error
+        self._notify()
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _look_for_the_end(self) -> None:
+        parked = sum(rank.parked for rank in self._ranks)
+        if len(self._ended) + parked == len(self._ranks):
+            self.all_ended.set()
