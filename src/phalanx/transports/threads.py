@@ -122,6 +122,7 @@ class Meeting:
         self.dead = [False] * size
         self.words = [""] * size
         self.gave_up = [False] * size
+        self._anybody_gone = False
         self._signatures: dict[int, dict[int, Call]] = {}
 
     @property
@@ -293,6 +294,7 @@ class Meeting:
         if self.leaving[rank] or self.dead[rank]:
             return
         self.leaving[rank], self.dead[rank], self.status[rank] = leaving, dead, status
+        self._anybody_gone = True
         for ticket in self._pending():
             if ticket.rank == rank:
                 self._remove(ticket)
@@ -301,7 +303,7 @@ class Meeting:
 
     def check_gone(self) -> None:
         """Ends what can't be carried out because a rank is gone, or has been told that the group is broken."""
-        if not any(map(self._is_gone, range(self.size))):
+        if not self._anybody_gone:
             return
         for ticket in sorted(self._pending(), key=lambda ticket: (ticket.rank, ticket.seq)):
             gone = [rank for rank in self.waited_for(ticket) if self._is_gone(rank)]
@@ -324,6 +326,12 @@ class Meeting:
             for other in behind:
                 self._remove(other)
                 self._end(other, _WAS_BROKEN)
+
+    def give_up(self, rank: int) -> None:
+        """The rank has been told that the group is broken: it makes no further call."""
+        self.gave_up[rank] = True
+        self._anybody_gone = True
+        self.check_gone()
 
     def _is_gone(self, rank: int) -> bool:
         return bool(self.leaving[rank]) or self.dead[rank] or self.gave_up[rank]
@@ -433,8 +441,7 @@ class ThreadsTransport:
         with meeting.lock:
             refused = _LEFT if self._closed else _WAS_BROKEN if meeting.failure is not None else _FINISHED
             if refused != _FINISHED:
-                meeting.gave_up[self._info.rank] = True
-                meeting.check_gone()
+                meeting.give_up(self._info.rank)
                 raise failures.explain(self, self._info, ticket.op, refused, timeout)
             if ticket.call is not None:
                 self._seq += 1
@@ -478,8 +485,7 @@ class ThreadsTransport:
         """This rank has been told that the group is broken."""
         with self._meeting.lock:
             if self._meeting.failure is not None:
-                self._meeting.gave_up[self._info.rank] = True
-                self._meeting.check_gone()
+                self._meeting.give_up(self._info.rank)
 
     def explain(self, ticket: Ticket, timeout: float) -> PhalanxError:
         self.give_up()
