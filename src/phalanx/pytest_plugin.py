@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -59,18 +60,22 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames
     given = {name: pyfuncitem.funcargs[name] for name in names if name not in _OWN}
 
-    def function(rank: int, world: Any) -> None:
-        own = {"rank": rank, "world": world}
-        pyfuncitem.obj(**given, **{name: own[name] for name in _OWN if name in names})
-
+    function = partial(_call, pyfuncitem.obj, given, [name for name in _OWN if name in names])
     options = dict(mark.kwargs)
-    num_seeds = options.pop("seeds", 1)
-    seeds = range(num_seeds) if num_seeds > 1 else [options.pop("seed", None)]
+    num_seeds, seed = options.pop("seeds", 1), options.pop("seed", None)
+    if num_seeds > 1 and seed is not None:
+        raise pytest.UsageError("expected seeds or a seed in the mark ranks, got both")
+    seeds = range(num_seeds) if num_seeds > 1 else [seed]
     size: Any = pyfuncitem.callspec.params[_SIZE]
     with _output_by_rank(pyfuncitem):
         for seed in seeds:
             run(function, size, seed=seed, **options)
     return True
+
+
+def _call(function: Callable[..., Any], given: dict[str, Any], own: list[str], rank: int, world: Any) -> None:
+    """The test function as a rank; at the top of the module, so that processes can be sent it."""
+    function(**given, **{name: {"rank": rank, "world": world}[name] for name in own})
 
 
 def _sizes(mark: pytest.Mark) -> list[int]:

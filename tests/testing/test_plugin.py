@@ -33,12 +33,16 @@ def test_sum(rank, world, value, tmp_path, monkeypatch):
 def test_seeds(rank):
     dist.barrier()
 
+@pytest.mark.ranks(2, processes=True)
+def test_processes(rank, tmp_path):
+    dist.barrier()
+
 def test_plain():
     assert not dist.is_initialized()
 """,
         "-v",
     )
-    result.assert_outcomes(passed=8)
+    result.assert_outcomes(passed=9)
     result.stdout.fnmatch_lines_random(["*::test_sum?4 ranks-1.0? PASSED*", "*::test_seeds?2 ranks? PASSED*"])
 
 

@@ -275,6 +275,62 @@ def test_ctrl_c_ends_a_run() -> None:
     assert not dist.is_initialized()
 
 
+def test_normal_numbers_that_are_left_over_stay_with_their_rank() -> None:
+    def draw(rank: int, world: pt.World) -> float:
+        numpy.random.seed(0)
+        numpy.random.randn(2 - rank)
+        for _ in range(2):
+            world.barrier()
+        return float(numpy.random.randn(1)[0])
+
+    third, second = numpy.random.RandomState(0).randn(3)[2], numpy.random.RandomState(0).randn(2)[1]
+    for seed in range(5):
+        assert pt.run(draw, 2, seed=seed) == [third, second]
+
+
+@pytest.mark.parametrize("schedule", ["round robin", "random"])
+def test_ranks_that_poll_in_vain(schedule: str) -> None:
+    def poll(rank: int, world: pt.World) -> None:
+        if rank == 1:
+            dist.recv(torch.ones(1), 0)
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        while not work.is_completed():
+            pass
+
+    with pytest.raises(phalanx.Deadlock):
+        pt.run(poll, 2, schedule=schedule)
+    with pytest.raises(phalanx.CallTimeout):
+        pt.run(poll, 2, schedule=schedule, timeout=timedelta(seconds=30))
+
+
+def test_ranks_that_poll_until_it_is_there() -> None:
+    def poll(rank: int, world: pt.World) -> float:
+        tensor = torch.ones(1)
+        work = dist.all_reduce(tensor, async_op=True)
+        while not work.is_completed():
+            pass
+        return tensor.item()
+
+    assert pt.run(poll, 3) == [3.0] * 3
+
+
+def test_a_callback_that_ends_the_rank() -> None:
+    def leave(rank: int, world: pt.World) -> None:
+        def callback(future: Any) -> None:
+            raise SystemExit(3)
+
+        dist.all_reduce(torch.ones(1), async_op=True).get_future().then(callback)
+        world.barrier()
+        world.barrier()
+
+    with pytest.raises(RuntimeError, match=r"rank \d called sys.exit\(3\)"):
+        pt.run(leave, 2)
+
+
+def test_a_rank_that_exits_well_has_returned() -> None:
+    assert pt.run(lambda rank, world: sys.exit(0), 2) == [None, None]
+
+
 def test_nothing_is_left_behind() -> None:
     before = (sys.excepthook, threading.excepthook, dist.distributed_c10d._world, threading.active_count())
     with pytest.raises(phalanx.Deadlock):

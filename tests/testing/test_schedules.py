@@ -141,11 +141,17 @@ def test_a_rank_that_is_late(seconds: float, late: bool) -> None:
     assert pt.run(work, 2, faults=faults, timeout=timedelta(seconds=10)) == [late, late]
 
 
+def test_two_ranks_that_are_late() -> None:
+    faults = [pt.delay(0, at_call=1, seconds=10), pt.delay(1, at_call=1, seconds=20)]
+    assert pt.run(lambda rank, world: world.barrier(), 2, faults=faults) == [None, None]
+
+
 @pytest.mark.parametrize(
     ("fault", "error", "match"),
     [
         (pt.kill(2, at_call=1), ValueError, "expected a fault of a rank between 0 and 1"),
         (pt.kill(1, at_call=0), ValueError, "expected a fault at a call from 1 on"),
+        (pt.delay(1, 1, float("inf")), ValueError, "expected a delay of a number of seconds"),
         ("kill", TypeError, "expected faults made by kill, delay or fail, got 'kill'"),
     ],
 )

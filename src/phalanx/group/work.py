@@ -20,6 +20,7 @@ from phalanx.group import keeper
 from phalanx.group.futures import SharedTurnFuture
 from phalanx.group.torch_compat import seconds_of
 from phalanx.transports.base import Pending
+from phalanx.transports.threads import ThreadsPending
 
 __all__ = ["Work", "Works"]
 
@@ -131,8 +132,9 @@ class Work(TorchWork):
         return self._future
 
     def _make_promise(self, pending: Pending | None) -> Future[Any]:
-        let_others = getattr(pending, "let_others", None)
-        return Future() if let_others is None else SharedTurnFuture(self._wait_quietly, let_others)
+        if not isinstance(pending, ThreadsPending):
+            return Future()
+        return SharedTurnFuture(self._wait_quietly, pending.let_others, pending.interrupt)
 
     def _wait_quietly(self) -> None:
         """For one who waits for the future, which has the failure as well."""
@@ -152,7 +154,8 @@ class Work(TorchWork):
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         # All calls have ended when the interpreter does, and what they are made of may be gone.
         pending = None if ends() else self._pending
-        if pending is not None:
+        # Among threads the meeting keeps what is under way.
+        if pending is not None and not isinstance(pending, ThreadsPending):
             keeper.keep(pending, pending.finish)
 
 

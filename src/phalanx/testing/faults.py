@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -57,5 +58,7 @@ def check_faults(faults: Iterable[Fault], ranks: int) -> dict[tuple[int, int], l
             raise ValueError(f"expected a fault of a rank between 0 and {ranks - 1}, got {fault!r}")
         if type(fault.at_call) is not int or fault.at_call < 1:
             raise ValueError(f"expected a fault at a call from 1 on, got {fault!r}")
+        if isinstance(fault, Delay) and not 0 <= fault.seconds < math.inf:
+            raise ValueError(f"expected a delay of a number of seconds, got {fault!r}")
         found.setdefault((fault.rank, fault.at_call), []).append(fault)
     return found

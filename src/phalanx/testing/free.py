@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from phalanx.testing.scheduler import NAP, Scheduling, Timer, Waitable
+from phalanx.testing.scheduler import Nap, Scheduling, Timer, Waitable
 
 __all__ = ["Free"]
 
@@ -54,7 +54,7 @@ class Free(Scheduling):
         self.call_back()
 
     def sleep(self, seconds: float) -> None:
-        self.wait(NAP, seconds)
+        self.wait(Nap(), seconds)
 
     def park(self) -> None:
         me = self._ranks[self.rank]

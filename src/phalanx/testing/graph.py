@@ -25,6 +25,12 @@ def describe_deadlock(waiting: Mapping[int, Ticket], frames: Mapping[int, FrameT
     """`waiting` has the ranks that wait, `frames` where they are in the program."""
     edges = {rank: [peer for peer in ticket.waited_for() if peer in waiting] for rank, ticket in waiting.items()}
     core = shortest_cycle(edges) or sorted(waiting)
+    if not core:
+        return Deadlock(
+            "nobody can go on: ranks look again and again whether a call has ended, and none will",
+            code="DEADLOCK:ORDER",
+            hint=_HINTS["ORDER"],
+        )
     lines = [_line(rank, waiting[rank], edges[rank], core, frames.get(rank)) for rank in core]
     others = len(waiting) - len(core)
     if others:

@@ -114,7 +114,8 @@ def _collect(workers: list[_Worker], answers: dict[int, _Answer]) -> None:
         ready = multiprocessing.connection.wait(list(waited), left)
         for rank in [rank for pipe, rank in waited.items() if pipe in ready]:
             try:
-                answers[rank] = workers[rank].pipe.recv()
+                # Not through torch's pickler, which would share memory with the worker.
+                answers[rank] = pickle.loads(workers[rank].pipe.recv_bytes())
             except (EOFError, ConnectionResetError):
                 workers[rank].process.join()
                 answers[rank] = _Answer(error=_died(rank, workers[rank].process.exitcode), clean=False, at=time.time())
@@ -136,9 +137,13 @@ def _died(rank: int, code: int | None) -> BaseException:
 def _take(num: int) -> list[_Worker]:
     with _lock:
         taken = [_idle.pop() for _ in range(min(num, len(_idle)))]
-    return [worker for worker in taken if worker.process.is_alive()] + [
-        _Worker() for _ in range(num - sum(worker.process.is_alive() for worker in taken))
-    ]
+    workers = []
+    for worker in taken:
+        if worker.process.is_alive():
+            workers.append(worker)
+        else:
+            worker.end()
+    return workers + [_Worker() for _ in range(num - len(workers))]
 
 
 def _give_back(workers: list[_Worker], answers: dict[int, _Answer]) -> None:
@@ -167,7 +172,7 @@ def _serve(pipe: multiprocessing.connection.Connection) -> None:
             task: _Task = pipe.recv()
         except (EOFError, KeyboardInterrupt):
             return
-        pipe.send(_answer(task))
+        pipe.send_bytes(_pickled_answer(_answer(task)))
 
 
 def _answer(task: _Task) -> _Answer:
@@ -189,15 +194,16 @@ def _answer(task: _Task) -> _Answer:
         if dist.is_initialized():
             dist.destroy_process_group()
     answer.clean = not dist.is_initialized() and threading.active_count() <= before
-    return _that_can_be_sent(answer)
-
-
-def _that_can_be_sent(answer: _Answer) -> _Answer:
     if answer.error is not None:
         answer.error.add_note(answer.trace)
+    return answer
+
+
+def _pickled_answer(answer: _Answer) -> bytes:
     try:
-        pickle.loads(pickle.dumps(answer))
+        pickled = pickle.dumps(answer)
+        pickle.loads(pickled)
     except Exception as error:
         told = answer.trace or f"a result of {type(answer.value)} can't be sent: {error}"
-        answer = _Answer(error=RuntimeError(told), clean=answer.clean, at=time.time())
-    return answer
+        return pickle.dumps(_Answer(error=RuntimeError(told), clean=answer.clean, at=time.time()))
+    return pickled

@@ -127,7 +127,9 @@ def _run_once(
             except BaseException as caught:
                 # The one that was thrown in has no message.
                 error = caught if not isinstance(caught, Stuck) or world.stuck is None else world.stuck
-                if rank not in world.killed:
+                if isinstance(caught, SystemExit):
+                    error = RuntimeError(f"rank {rank} called sys.exit({caught.code!r})") if caught.code else None
+                if error is not None and rank not in world.killed:
                     outcome.failures.append((rank, error))
             world.end(rank, error)
 

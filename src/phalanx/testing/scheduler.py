@@ -17,11 +17,11 @@ from typing import Protocol
 from phalanx.errors import InvalidCall
 from phalanx.testing.schedules import Policy, Trace
 
-__all__ = ["NAP", "Scheduling", "Turns", "Waitable"]
+__all__ = ["Nap", "Scheduling", "Turns", "Waitable"]
 
 
 class _Rank:
-    __slots__ = ("inbox", "interrupt", "num_points", "parked", "turn", "waits_for")
+    __slots__ = ("inbox", "interrupt", "num_points", "parked", "polled_at", "polls_in_vain", "turn", "waits_for")
 
     def __init__(self) -> None:
         # Held, but for the moment between being given the turn and taking it.
@@ -34,6 +34,9 @@ class _Rank:
         self.inbox: deque[Callable[[], None]] = deque()
         self.num_points = 0
         self.parked = False
+        # When it last looked whether something has ended, and whether nothing has happened since the time before.
+        self.polled_at = -1
+        self.polls_in_vain = False
 
 
 class Waitable(Protocol):
@@ -43,13 +46,10 @@ class Waitable(Protocol):
     def ended(self) -> bool: ...
 
 
-class _Nap:
+class Nap:
     """What a rank waits for that only waits."""
 
     ended = False
-
-
-NAP = _Nap()
 
 
 class Timer:
@@ -107,6 +107,10 @@ class Scheduling:
     def waiting_for(self, rank: int) -> Waitable | None:
         return self._ranks[rank].waits_for
 
+    def polls(self, rank: int) -> bool:
+        """Whether it looks again and again for the end of something, in vain."""
+        return self._ranks[rank].polls_in_vain
+
     def _come_to_point(self, what: str) -> None:
         rank = self.rank
         me = self._ranks[rank]
@@ -141,6 +145,9 @@ class Turns(Scheduling):
         self._waiting: dict[int, list[int]] = {}
         # Whose turn it is.
         self.current = 0
+        # What may end something that somebody polls for, and how many poll in vain.
+        self._num_events = 0
+        self._num_in_vain = 0
 
     # For ranks, in their own threads.
 
@@ -159,24 +166,38 @@ class Turns(Scheduling):
 
     def point(self, what: str) -> None:
         """The rank is about to make a call: others may go first."""
+        self._num_events += 1
+        self.num_turns += 1
         if self._policy.at_calls:
             self.pause()
         else:
             self._check_abandoned()
+            self._raise_interrupt()
             self.call_back()
         self._come_to_point(what)
 
     def pause(self) -> None:
-        self._ready.append(self.rank)
-        self._let_others()
+        rank = self.rank
+        me = self._ranks[rank]
+        me.polls_in_vain = me.polled_at == self._num_events
+        me.polled_at = self._num_events
+        self._ready.append(rank)
+        self._num_in_vain += me.polls_in_vain
+        try:
+            self._let_others()
+        finally:
+            self._num_in_vain -= me.polls_in_vain
+            me.polls_in_vain = False
 
     def sleep(self, seconds: float) -> None:
         """Until so much time has gone by."""
-        self.wait(NAP, seconds)
+        self.wait(Nap(), seconds)
 
     def park(self) -> None:
         """The rank does not go on before all others have ended; then it is interrupted."""
-        self._ranks[self.rank].parked = True
+        me = self._ranks[self.rank]
+        me.parked = True
+        me.waits_for = None
         self._let_others()
 
     def wait(self, ticket: Waitable, timeout: float | None) -> bool:
@@ -199,7 +220,8 @@ class Turns(Scheduling):
                 self._let_others()
             finally:
                 me.waits_for = None
-                self._waiting.pop(id(ticket), None)
+                if rank in self._waiting.get(id(ticket), ()):
+                    self._waiting[id(ticket)].remove(rank)
         return ticket.ended
 
     # For meetings, in any rank's thread.
@@ -210,11 +232,13 @@ class Turns(Scheduling):
             heapq.heappush(self._timers, (self._time + seconds, next(self._numbers), Timer(expire, is_over)))
 
     def wake(self, ticket: Waitable) -> None:
+        self._num_events += 1
         for rank in self._waiting.pop(id(ticket), ()):
             self._ready.append(rank)
 
     def call_as(self, rank: int, callback: Callable[[], None]) -> None:
         """In the rank's own thread, when it waits or communicates next; one that waits goes on for it."""
+        self._num_events += 1
         me = self._ranks[rank]
         me.inbox.append(callback)
         if me.waits_for is not None:
@@ -227,11 +251,13 @@ class Turns(Scheduling):
 
     def free(self, error: BaseException) -> bool:
         """Once all have ended: lets a parked rank go on with an exception. False: there is none."""
-        for rank in self._ranks:
+        for number, rank in enumerate(self._ranks):
             if rank.parked:
                 rank.parked = False
                 rank.interrupt = error
                 self.all_ended.clear()
+                self.current = number
+                self.num_turns += 1
                 rank.turn.release()
                 return True
         return False
@@ -267,10 +293,14 @@ class Turns(Scheduling):
             me.turn.acquire()
             self._check_abandoned()
             self._on_switch(rank, True)
+        self._raise_interrupt()
+        self.call_back()
+
+    def _raise_interrupt(self) -> None:
+        me = self._ranks[self.rank]
         error, me.interrupt = me.interrupt, None
         if error is not None:
             raise error
-        self.call_back()
 
     def _give_turn(self, chosen: int | None) -> None:
         if chosen is None:
@@ -280,11 +310,19 @@ class Turns(Scheduling):
 
     def _choose(self) -> int | None:
         """Who goes on; None where there is nobody left."""
-        while not self._ready:
-            if not self._jump():
-                if not any(rank.waits_for is not None for rank in self._ranks):
-                    return None
+        while not self._ready or (self._num_in_vain and self._num_in_vain == len(self._ready)):
+            if self._jump():
+                self._num_events += 1
+                for rank in self._ready:
+                    self._ranks[rank].polls_in_vain = False
+                self._num_in_vain = 0
+            elif self._ready or any(rank.waits_for is not None for rank in self._ranks):
                 self._on_deadlock()
+                break
+            else:
+                return None
+        if not self._ready:
+            raise RuntimeError("nobody can go on, and nobody was told")
         index = self._policy.choose(self._ready) if len(self._ready) > 1 else 0
         if len(self._ready) > 1:
             self.choices.append(index)

@@ -19,6 +19,7 @@ from phalanx.collectives import message
 from phalanx.errors import Deadlock
 from phalanx.group.endings import last_words
 from phalanx.group.torch_compat import OwnWorlds
+from phalanx.testing import belongings
 from phalanx.testing.belongings import Cpus, Generators
 from phalanx.testing.faults import Delay, Fail, Fault
 from phalanx.testing.free import Free
@@ -108,7 +109,10 @@ class ThreadsWorld:
             return Path(self._folder.name)
 
     def __enter__(self) -> ThreadsWorld:
+        belongings.begin()
         self._before = Generators()
+        for own in self._own:
+            own.generators = self._before
         self._torch_worlds.install()
         return self
 
@@ -165,8 +169,9 @@ class ThreadsWorld:
         waiting = {rank: ticket for rank, ticket in tickets.items() if isinstance(ticket, Ticket)}
         frames = sys._current_frames()
         self.deadlock = describe_deadlock(waiting, {rank: frames[self._own[rank].thread] for rank in waiting})
-        for rank in waiting:
-            self.turns.interrupt(rank, self.deadlock)
+        for rank in tickets:
+            if rank in waiting or self.turns.polls(rank):
+                self.turns.interrupt(rank, self.deadlock)
 
     def _on_switch(self, rank: int, enters: bool) -> None:
         own = self._own[rank]

@@ -102,3 +102,6 @@ class Scheduler(Protocol):
 
     def call_back(self) -> None:
         """Calls what came for the caller meanwhile."""
+
+    def interrupt(self, rank: int, error: BaseException) -> None:
+        """That rank goes on with an exception where it waits or communicates next."""

@@ -21,7 +21,7 @@ from phalanx.transports import failures
 from phalanx.transports.base import Pending, Scheduler
 from phalanx.types import DTYPE_CODES, Call, GroupInfo, Store
 
-__all__ = ["Meeting", "ThreadsTransport", "place"]
+__all__ = ["Meeting", "ThreadsPending", "ThreadsTransport", "Ticket", "place"]
 
 
 class _Place(threading.local):
@@ -540,6 +540,9 @@ class ThreadsPending:
 
     def notify(self, token: int) -> bool:
         raise NotImplementedError("a call of a rank that is a thread calls back")
+
+    def interrupt(self, error: BaseException) -> None:
+        self._transport._scheduler.interrupt(self._ticket.owner, error)
 
     def let_others(self) -> None:
         self._transport._scheduler.pause()
