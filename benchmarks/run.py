@@ -8,10 +8,10 @@ import ddp
 import import_time
 import memory
 import messages
-import worlds
+import one_process
 from harness import main
 
-MODULES = (import_time, memory, collectives, messages, asynchronous, ddp, worlds)
+MODULES = (import_time, memory, collectives, messages, asynchronous, ddp, one_process)
 
 if __name__ == "__main__":
     sys.exit(main(__doc__, *(module.BENCHMARK for module in MODULES)))

@@ -107,7 +107,7 @@ def _rank_main(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-BENCHMARK = Benchmark("worlds", add_options, measure)
+BENCHMARK = Benchmark("one_process", add_options, measure)
 
 if __name__ == "__main__":
     sys.exit(main(__doc__, BENCHMARK))
