@@ -154,8 +154,7 @@ class Turns(Scheduling):
     def enter(self, rank: int) -> None:
         """First of all, in a rank's thread: waits for its turn."""
         self._here.rank = rank
-        self._ranks[rank].turn.acquire()
-        self._check_abandoned()
+        self._take_turn(self._ranks[rank])
         self._on_switch(rank, True)
 
     def leave(self) -> None:
@@ -290,11 +289,16 @@ class Turns(Scheduling):
         if chosen != rank:
             self._on_switch(rank, False)
             self._give_turn(chosen)
-            me.turn.acquire()
-            self._check_abandoned()
+            self._take_turn(me)
             self._on_switch(rank, True)
         self._raise_interrupt()
         self.call_back()
+
+    def _take_turn(self, me: _Rank) -> None:
+        # A run may be abandoned at any moment, also between giving the turn away and waiting for it.
+        while not me.turn.acquire(timeout=0.5):
+            self._check_abandoned()
+        self._check_abandoned()
 
     def _raise_interrupt(self) -> None:
         me = self._ranks[self.rank]
