@@ -253,6 +253,8 @@ def values(function: Callable[..., Any], size: int, folder: Path, *args: object,
 
 def _gather(here: Here, function: Callable[..., Any], args: tuple[object, ...]) -> None:
     torch.set_num_threads(1)
+    # A shell that starts the tests in the background has them ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         end = End(value=function(here, *args))
     except BaseException as error:

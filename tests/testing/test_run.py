@@ -266,6 +266,8 @@ def test_ctrl_c_ends_a_run() -> None:
             world.barrier()
 
     before = set(threading.enumerate())
+    # A shell that starts the tests in the background has them ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         pt.run(interrupt, 3)
     for thread in set(threading.enumerate()) - before:
