@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
-from phalanx.group import keeper
+from phalanx.transports import keeper
 from phalanx.transports.base import Transport
 
 __all__ = ["enter", "is_framework", "last_words", "leave"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 
 import torch
 
@@ -16,8 +15,6 @@ from phalanx.transports.base import Pending, Transport
 from phalanx.transports.rendezvous import Identity, join
 from phalanx.transports.shm import ShmTransport
 from phalanx.types import Call, GroupInfo, Store
-
-DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 class Group:

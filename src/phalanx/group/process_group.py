@@ -10,7 +10,6 @@ own, old ones and new ones: a name that were missing would fall to C++ and fail 
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -32,10 +31,10 @@ from phalanx.collectives import (
     scatter,
 )
 from phalanx.errors import GroupError, InvalidCall
-from phalanx.group.group import DEFAULT_TIMEOUT, Group
+from phalanx.group.group import Group
 from phalanx.group.spellings import given, only, only_list, reduction_of, root_of, timeout_of
+from phalanx.group.timeouts import DEFAULT_TIMEOUT, check_timeout, seconds_to_join
 from phalanx.group.torch_compat import (
-    UNSET_TIMEOUT,
     GroupName,
     at_end_of_backward,
     in_backward,
@@ -43,7 +42,6 @@ from phalanx.group.torch_compat import (
     seconds_of,
 )
 from phalanx.group.work import Work, Works
-from phalanx.transports import threads
 from phalanx.transports.base import Pending
 from phalanx.transports.rendezvous import Identity
 from phalanx.types import Call, GroupInfo, Store
@@ -78,7 +76,7 @@ class ProcessGroup(TorchProcessGroup):
                 group=name,
                 hint="give every process its own rank below world_size",
             )
-        _check_timeout(timeout, name)
+        check_timeout(timeout, name)
         if not isinstance(store, Store):
             raise GroupError(
                 f"expected a torch.distributed.Store, got {store!r}",
@@ -88,7 +86,7 @@ class ProcessGroup(TorchProcessGroup):
         super().__init__(rank, world_size)  # type: ignore[call-arg]
         self._store = store
         self._info = GroupInfo(name, rank, world_size, global_ranks)
-        self._group = Group.join(store, self._info, _seconds_to_join(timeout), known)
+        self._group = Group.join(store, self._info, seconds_to_join(timeout), known)
         self._name = name
         self._desc = "undefined"
         # The works of the coalescing manager that is open, if one is.
@@ -162,7 +160,7 @@ class ProcessGroup(TorchProcessGroup):
         return self._desc
 
     def set_timeout(self, timeout: timedelta) -> None:
-        _check_timeout(timeout, self._info.name)
+        check_timeout(timeout, self._info.name)
         self._group.timeout = timeout.total_seconds()
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
@@ -498,17 +496,4 @@ class ProcessGroup(TorchProcessGroup):
             rank=self._info.rank,
             op=op,
             hint=hint,
-        )
-
-
-def _seconds_to_join(timeout: timedelta) -> float:
-    """Among threads nothing but a timeout that was asked for ends a wait: what else would is found as a deadlock."""
-    unset = timeout is DEFAULT_TIMEOUT or timeout == UNSET_TIMEOUT
-    return math.inf if unset and threads.place.world is not None else timeout.total_seconds()
-
-
-def _check_timeout(timeout: timedelta, name: str) -> None:
-    if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
-        raise GroupError(
-            f"expected a timeout above zero, got {timeout!r}", group=name, hint="pass a positive datetime.timedelta"
         )

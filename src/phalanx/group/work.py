@@ -16,11 +16,8 @@ from torch.distributed import Work as TorchWork
 from torch.futures import Future, collect_all
 
 from phalanx.errors import PhalanxError
-from phalanx.group import keeper
-from phalanx.group.futures import SharedTurnFuture
 from phalanx.group.torch_compat import seconds_of
 from phalanx.transports.base import Pending
-from phalanx.transports.threads import ThreadsPending
 
 __all__ = ["Work", "Works"]
 
@@ -37,7 +34,7 @@ class Work(TorchWork):
     """A call, under way or ended. `tensors` is what its future gives: the call's outputs.
 
     Without `pending` the call has finished. A Work that is dropped before its call has ended leaves the memory of the
-    call in good hands (keeper.py).
+    call in good hands (`Pending.drop`).
     """
 
     _promise: Future[Any] | None = None
@@ -121,20 +118,15 @@ class Work(TorchWork):
             if self._future is not None:
                 return self._future
             pending = self._pending
-            promise = self._make_promise(pending)
+            promise: Future[Any] = Future() if pending is None else pending.make_future(self._wait_quietly)
             # An exception set on a future is read as an empty result by C++; one raised in a callback is not.
             self._future = promise if pending is None else promise.then(_outcome)
             self._promise = promise
         if pending is None:
             promise.set_result(self._tensors)
         else:
-            keeper.keep(pending, self._settle)
+            pending.call_when_ended(self._settle)
         return self._future
-
-    def _make_promise(self, pending: Pending | None) -> Future[Any]:
-        if not isinstance(pending, ThreadsPending):
-            return Future()
-        return SharedTurnFuture(self._wait_quietly, pending.let_others, pending.interrupt)
 
     def _wait_quietly(self) -> None:
         """For one who waits for the future, which has the failure as well."""
@@ -154,9 +146,8 @@ class Work(TorchWork):
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         # All calls have ended when the interpreter does, and what they are made of may be gone.
         pending = None if ends() else self._pending
-        # Among threads the meeting keeps what is under way.
-        if pending is not None and not isinstance(pending, ThreadsPending):
-            keeper.keep(pending, pending.finish)
+        if pending is not None:
+            pending.drop()
 
 
 class Works(TorchWork):

@@ -112,12 +112,6 @@ class Free(Scheduling):
                 return False
         return True
 
-    def _raise_interrupt(self) -> None:
-        me = self._ranks[self.rank]
-        error, me.interrupt = me.interrupt, None
-        if error is not None:
-            raise error
-
     def _expire(self) -> None:
         due = []
         with self._changed:
@@ -144,16 +138,6 @@ class Free(Scheduling):
 
     def begin(self) -> None:
         self._begun.set()
-
-    def free(self, error: BaseException) -> bool:
-        for rank in self._ranks:
-            if rank.parked:
-                rank.parked = False
-                rank.interrupt = error
-                self.all_ended.clear()
-                rank.turn.release()
-                return True
-        return False
 
     def abandon(self, error: BaseException) -> None:
         self._abandoned = error

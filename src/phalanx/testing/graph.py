@@ -10,7 +10,7 @@ from types import FrameType
 
 from phalanx.errors import Deadlock
 from phalanx.group.endings import is_framework
-from phalanx.transports.threads import Ticket
+from phalanx.transports.meeting import Ticket
 
 __all__ = ["describe_deadlock"]
 

@@ -107,6 +107,18 @@ class Scheduling:
     def waiting_for(self, rank: int) -> Waitable | None:
         return self._ranks[rank].waits_for
 
+    def free(self, error: BaseException) -> bool:
+        """Once all have ended: lets a parked rank go on with an exception. False: there is none."""
+        for number, rank in enumerate(self._ranks):
+            if rank.parked:
+                rank.parked = False
+                rank.interrupt = error
+                self.all_ended.clear()
+                self._resumes(number)
+                rank.turn.release()
+                return True
+        return False
+
     def polls(self, rank: int) -> bool:
         """Whether it looks again and again for the end of something, in vain."""
         return self._ranks[rank].polls_in_vain
@@ -117,6 +129,16 @@ class Scheduling:
         me.num_points += 1
         self.trace.add(rank, what)
         self._on_point(rank, me.num_points)
+
+    def _raise_interrupt(self) -> None:
+        me = self._ranks[self.rank]
+        error, me.interrupt = me.interrupt, None
+        if error is not None:
+            raise error
+
+    def _resumes(self, rank: int) -> None:
+        """A rank goes on that was parked."""
+        self.num_turns += 1
 
     def _check_abandoned(self) -> None:
         if self._abandoned is not None:
@@ -248,19 +270,6 @@ class Turns(Scheduling):
     def begin(self) -> None:
         self._give_turn(self._choose())
 
-    def free(self, error: BaseException) -> bool:
-        """Once all have ended: lets a parked rank go on with an exception. False: there is none."""
-        for number, rank in enumerate(self._ranks):
-            if rank.parked:
-                rank.parked = False
-                rank.interrupt = error
-                self.all_ended.clear()
-                self.current = number
-                self.num_turns += 1
-                rank.turn.release()
-                return True
-        return False
-
     def abandon(self, error: BaseException) -> None:
         """Nobody has a turn any more: whoever comes to communicate, or waits to, goes on with an exception."""
         self._abandoned = error
@@ -294,17 +303,15 @@ class Turns(Scheduling):
         self._raise_interrupt()
         self.call_back()
 
+    def _resumes(self, rank: int) -> None:
+        super()._resumes(rank)
+        self.current = rank
+
     def _take_turn(self, me: _Rank) -> None:
         # A run may be abandoned at any moment, also between giving the turn away and waiting for it.
         while not me.turn.acquire(timeout=0.5):
             self._check_abandoned()
         self._check_abandoned()
-
-    def _raise_interrupt(self) -> None:
-        me = self._ranks[self.rank]
-        error, me.interrupt = me.interrupt, None
-        if error is not None:
-            raise error
 
     def _give_turn(self, chosen: int | None) -> None:
         if chosen is None:

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from phalanx.collectives import message
-from phalanx.errors import Deadlock
 from phalanx.group.endings import last_words
 from phalanx.group.torch_compat import OwnWorlds
 from phalanx.testing import belongings
@@ -27,7 +26,8 @@ from phalanx.testing.graph import describe_deadlock
 from phalanx.testing.scheduler import Turns
 from phalanx.testing.schedules import Policy
 from phalanx.transports import threads
-from phalanx.transports.threads import Meeting, ThreadsTransport, Ticket
+from phalanx.transports.meeting import Meeting, Ticket
+from phalanx.transports.threads import ThreadsTransport
 from phalanx.types import GroupInfo, Store
 
 __all__ = ["ThreadsWorld", "Unwound", "World", "rank_here"]
@@ -95,7 +95,6 @@ class ThreadsWorld:
         self._cpus = Cpus()
         self._faults = faults
         self.store = HashStore()
-        self.deadlock: Deadlock | None = None
         self._own = [_Own() for _ in range(size)]
         self._meetings: dict[bytes, Meeting] = {}
         self._lock = threading.Lock()
@@ -168,10 +167,10 @@ class ThreadsWorld:
         tickets = {rank: self.turns.waiting_for(rank) for rank in range(self.size)}
         waiting = {rank: ticket for rank, ticket in tickets.items() if isinstance(ticket, Ticket)}
         frames = sys._current_frames()
-        self.deadlock = describe_deadlock(waiting, {rank: frames[self._own[rank].thread] for rank in waiting})
+        deadlock = describe_deadlock(waiting, {rank: frames[self._own[rank].thread] for rank in waiting})
         for rank in tickets:
             if rank in waiting or self.turns.polls(rank):
-                self.turns.interrupt(rank, self.deadlock)
+                self.turns.interrupt(rank, deadlock)
 
     def _on_switch(self, rank: int, enters: bool) -> None:
         own = self._own[rank]

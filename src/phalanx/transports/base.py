@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch.futures import Future
 
 from phalanx.errors import CallTimeout
 from phalanx.types import Call
@@ -37,8 +38,17 @@ class Pending(Protocol):
     def settle(self) -> None:
         """`finish`, and raises what made the call fail; the same each time."""
 
-    def notify(self, token: int) -> bool:
-        """Asks for the token when the call ends. False: it has ended already. To be asked once."""
+    def call_when_ended(self, callback: Callable[[], None]) -> None:
+        """Has it called once the call has ended: at once if it has, else in a thread of which callbacks may make use.
+
+        To be asked once. Keeps all that the callback refers to.
+        """
+
+    def drop(self) -> None:
+        """Nobody waits for the call any more: what it uses is kept, and what it wrote comes back, all the same."""
+
+    def make_future(self, wait: Callable[[], None]) -> Future[Any]:
+        """A future that the caller completes when the call has ended. `wait` waits for the call."""
 
 
 class Transport(Protocol):
@@ -99,9 +109,6 @@ class Scheduler(Protocol):
 
     def call_as(self, rank: int, callback: Callable[[], None]) -> None:
         """Has it called in that rank's thread, when it waits or communicates next."""
-
-    def call_back(self) -> None:
-        """Calls what came for the caller meanwhile."""
 
     def interrupt(self, rank: int, error: BaseException) -> None:
         """That rank goes on with an exception where it waits or communicates next."""

@@ -6,13 +6,15 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
+from torch.futures import Future
 
 from phalanx import _native
 from phalanx.errors import CallTimeout
-from phalanx.transports import failures
+from phalanx.transports import failures, keeper
 from phalanx.transports.spans import Copies, copy_back, extent, meet, same_view
 from phalanx.types import GroupInfo
 
@@ -80,6 +82,15 @@ class ShmPending:
 
     def notify(self, token: int) -> bool:
         return self._native.notify(token)
+
+    def call_when_ended(self, callback: Callable[[], None]) -> None:
+        keeper.keep(self, callback)
+
+    def drop(self) -> None:
+        keeper.keep(self, self.finish)
+
+    def make_future(self, wait: Callable[[], None]) -> Future[Any]:
+        return Future()
 
     def wait(self, timeout: float | None) -> bool:
         result = self._native.wait(_FOREVER if timeout is None else timeout)

@@ -15,6 +15,7 @@ from phalanx import _native
 from phalanx.errors import PhalanxError
 from phalanx.transports import failures
 from phalanx.transports.pending import Copying, ShmPending
+from phalanx.transports.signatures import layout_of
 from phalanx.transports.spans import (
     IN_PLACE_OPS,
     Copies,
@@ -206,7 +207,7 @@ class ShmTransport:
             call.root,
             _dtype_code(call.dtype, 0),
             call.count,
-            _layout(call),
+            layout_of(call),
             call.factor,
             timeout,
             *spans_in,
@@ -244,7 +245,7 @@ def _single(call: Call, timeout: float) -> tuple[Any, ...] | None:
         call.root,
         dtype,
         call.count,
-        call.layout if dtype else _layout(call),
+        call.layout if dtype else layout_of(call),
         call.factor,
         timeout,
         tensor.data_ptr(),
@@ -252,10 +253,3 @@ def _single(call: Call, timeout: float) -> tuple[Any, ...] | None:
         inputs is not None,
         outputs is not None,
     )
-
-
-def _layout(call: Call) -> int:
-    """How the elements are divided, and, for the dtypes that have no code of their own, which dtype they are."""
-    if call.dtype is None or call.dtype in DTYPE_CODES:
-        return call.layout
-    return zlib.crc32(f"{call.dtype} {call.layout}".encode())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 from phalanx import _native
-from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, NO_ROOT, REDUCE_OP_NAMES
+from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, NO_ROOT, REDUCE_OP_NAMES, Call
 
 _DTYPE_NAMES = {code: str(dtype).removeprefix("torch.") for dtype, code in DTYPE_CODES.items()}
 _DTYPE_NAMES[0] = "bytes"
@@ -13,6 +14,13 @@ _DTYPE_NAMES[0] = "bytes"
 
 def dtype_name(code: int) -> str:
     return _DTYPE_NAMES[code]
+
+
+def layout_of(call: Call) -> int:
+    """How the elements are divided, and, for the dtypes that have no code of their own, which dtype they are."""
+    if call.dtype is None or call.dtype in DTYPE_CODES:
+        return call.layout
+    return zlib.crc32(f"{call.dtype} {call.layout}".encode())
 
 
 @dataclass(frozen=True, slots=True)

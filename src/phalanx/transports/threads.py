@@ -1,27 +1,31 @@
-"""Ranks that are threads of one process: calls meet, and their own meaning is carried out once all have come.
+"""Ranks that are threads of one process.
 
-A `Meeting` is what the ranks of a group share; each rank has a `ThreadsTransport`. Who runs when, what time it is and
-whom to wake is the scheduler's business (base.py). Failures are told in the words of the other transports: this one
-keeps what `failures` asks for.
+Each rank has a `ThreadsTransport`, its place in a meeting (meeting.py). Who runs when, what time it is and whom to wake
+is the scheduler's business (base.py). Failures are told in the words of the other transports: this one keeps what
+`failures` asks for.
 """
 
 from __future__ import annotations
 
 import threading
-import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch.futures import Future
 
 from phalanx import _native
 from phalanx.errors import CallTimeout, PhalanxError
 from phalanx.transports import failures
-from phalanx.transports.base import Pending, Scheduler
-from phalanx.types import DTYPE_CODES, Call, GroupInfo, Store
+from phalanx.transports.base import Pending
+from phalanx.transports.futures import SharedTurnFuture
+from phalanx.transports.meeting import CLOSED, EXITING, NOT_LEFT, Meeting, Ticket
+from phalanx.types import Call, GroupInfo, Store
 
-__all__ = ["Meeting", "ThreadsPending", "ThreadsTransport", "Ticket", "place"]
+__all__ = ["ThreadsTransport", "place"]
+
+_FINISHED, _PENDING = _native.FINISHED, _native.PENDING
 
 
 class _Place(threading.local):
@@ -38,336 +42,14 @@ class World(Protocol):
 
 
 place = _Place()
-# Copies what was sent to where it is received.
-Deliver = Callable[[torch.Tensor, torch.Tensor], None]
-
-_FINISHED, _PENDING = _native.FINISHED, _native.PENDING
-_FAILED, _WAS_BROKEN, _LEFT = _native.FAILED, _native.WAS_BROKEN, _native.LEFT
-_ANY_SOURCE = _native.ANY_SOURCE
-# As between processes: what fits into an envelope is sent when it is handed over, as long as there are envelopes.
-_INLINE_BYTES = 1984
-_ENVELOPES = 16
-_NOT_LEFT, _CLOSED, _EXITING = 0, 1, _native.LEAVING_EXITING
-
-
-class Ticket:
-    """One rank's side of a call or message, from the moment it is handed over until it has ended."""
-
-    __slots__ = (
-        "call",
-        "callbacks",
-        "count",
-        "dtype",
-        "layout",
-        "meeting",
-        "op",
-        "owner",
-        "peer",
-        "rank",
-        "result",
-        "seq",
-        "source",
-        "tag",
-        "tensor",
-    )
-
-    def __init__(self, meeting: Meeting, owner: int, rank: int, op: str) -> None:
-        self.meeting = meeting
-        self.owner = owner  # among all ranks
-        self.rank = rank  # within the group
-        self.op = op
-        self.seq = 0
-        self.result = _PENDING
-        self.source = -1
-        self.callbacks: list[Callable[[], None]] = []
-        # Of a collective.
-        self.call: Call | None = None
-        # Of a message.
-        self.peer = -1
-        self.tag = 0
-        self.tensor: torch.Tensor | None = None
-        self.dtype: torch.dtype | None = None
-        self.count = 0
-        self.layout = 0
-
-    @property
-    def ended(self) -> bool:
-        return self.result != _PENDING
-
-    def waited_for(self) -> list[int]:
-        """The ranks, among all, without which it can't end."""
-        meeting = self.meeting
-        return [meeting.owners.get(rank, rank) for rank in meeting.waited_for(self)]
-
-
-class Meeting:
-    """What the ranks of a group share. All its methods are called with `lock` held."""
-
-    def __init__(self, info: GroupInfo, scheduler: Scheduler, deliver: Deliver) -> None:
-        self._info = info
-        self.size = size = info.size
-        self.scheduler = scheduler
-        self.lock = threading.RLock()
-        self._deliver = deliver
-        # Who is which rank of the group, as far as they have come, and those who wait for the others to come.
-        self.owners: dict[int, int] = {}
-        self.joining: list[Ticket] = []
-        self.calls: dict[int, dict[int, Ticket]] = {}
-        # Messages that nobody has received, by (from, to), and receives that have no message, by receiver.
-        self.sent: dict[tuple[int, int], deque[Ticket]] = {}
-        self.posted: dict[int, list[Ticket]] = {}
-        self.failure: dict[str, Any] | None = None
-        self.leaving = [_NOT_LEFT] * size
-        self.status = [_native.UNKNOWN_STATUS] * size
-        self.dead = [False] * size
-        self.words = [""] * size
-        self.gave_up = [False] * size
-        self._anybody_gone = False
-        self._signatures: dict[int, dict[int, Call]] = {}
-
-    @property
-    def name(self) -> str:
-        """As of now: torch tells a group its name when it is made."""
-        return self._info.name
-
-    def join(self, ticket: Ticket) -> None:
-        self.owners[ticket.rank] = ticket.owner
-        self.joining.append(ticket)
-        if len(self.owners) == self.size:
-            for joining in self.joining:
-                self._end(joining, _FINISHED)
-            self.joining = []
-
-    # Collectives.
-
-    def come(self, ticket: Ticket) -> None:
-        tickets = self.calls.setdefault(ticket.seq, {})
-        tickets[ticket.rank] = ticket
-        if len(tickets) == self.size:
-            self._carry_out(ticket.seq)
-        else:
-            self.check_gone()
-
-    def _carry_out(self, seq: int) -> None:
-        tickets = self.calls.pop(seq)
-        calls = [ticket.call for _, ticket in sorted(tickets.items()) if ticket.call is not None]
-        disagreement = _disagreement(calls)
-        if disagreement is not None:
-            first, second, text = disagreement
-            self._signatures[seq] = dict(enumerate(calls))
-            self.calls[seq] = tickets
-            self.fail(_native.FAILURE_MISMATCH, rank=first, peer=second, seq=seq, op=calls[first].op, text=text)
-            return
-        try:
-            calls[0].meaning(calls)
-        except Exception as error:
-            self.calls[seq] = tickets
-            self.fail(
-                _native.FAILURE_ABORTED, rank=-1, seq=seq, op=calls[0].op, text=f"{type(error).__name__}: {error}"
-            )
-            return
-        for ticket in tickets.values():
-            self._end(ticket, _FINISHED)
-
-    def describe(self, rank: int, seq: int) -> tuple[int, int, int, int, int, int, int]:
-        call = self._signatures[seq][rank]
-        return (
-            seq,
-            _native.OP_NUMBERS[call.op],
-            call.reduce_op,
-            call.root,
-            DTYPE_CODES.get(call.dtype, 0) if call.dtype is not None else 0,
-            call.count,
-            _layout(call),
-        )
-
-    # Messages.
-
-    def send(self, ticket: Ticket) -> None:
-        for posted in self.posted.get(ticket.peer, []):
-            if posted.tag == ticket.tag and posted.peer in (ticket.rank, _ANY_SOURCE):
-                if posted.peer == _ANY_SOURCE and ticket.rank == posted.rank:
-                    continue
-                self.posted[ticket.peer].remove(posted)
-                return self._match(ticket, posted)
-        channel = self.sent.setdefault((ticket.rank, ticket.peer), deque())
-        tensor = ticket.tensor
-        assert tensor is not None
-        channel.append(ticket)
-        if tensor.nbytes <= _INLINE_BYTES and len(channel) <= _ENVELOPES:
-            ticket.tensor = tensor.detach().clone() if tensor.dtype in DTYPE_CODES else tensor
-            self._end(ticket, _FINISHED)
-        else:
-            self.check_gone()
-        return None
-
-    def receive(self, ticket: Ticket) -> None:
-        sources = [ticket.peer] if ticket.peer != _ANY_SOURCE else [r for r in range(self.size) if r != ticket.rank]
-        for source in sources:
-            channel = self.sent.get((source, ticket.rank), deque())
-            for sent in channel:
-                if sent.tag == ticket.tag:
-                    channel.remove(sent)
-                    return self._match(sent, ticket)
-        self.posted.setdefault(ticket.rank, []).append(ticket)
-        self.check_gone()
-        return None
-
-    def _match(self, sent: Ticket, received: Ticket) -> None:
-        received.source = sent.rank
-        assert sent.tensor is not None
-        assert received.tensor is not None
-        if (sent.dtype, sent.count, sent.layout) != (received.dtype, received.count, received.layout):
-            misfit = (_code(sent.dtype), sent.count, _code(received.dtype), received.count, received.tag)
-            self.posted.setdefault(received.rank, []).append(received)
-            if not sent.ended:
-                self.sent.setdefault((sent.rank, sent.peer), deque()).append(sent)
-            self.fail(
-                _native.FAILURE_MESSAGE, rank=received.rank, peer=sent.rank, seq=received.seq, op="recv", misfit=misfit
-            )
-            return
-        self._deliver(sent.tensor, received.tensor)
-        if not sent.ended:
-            self._end(sent, _FINISHED)
-        self._end(received, _FINISHED)
-
-    # Failures.
-
-    def fail(self, kind: int, *, rank: int, op: str, seq: int, late: Ticket | None = None, **more: Any) -> None:
-        """Breaks the group for all: every call and message ends. `late` is the one whose time was up."""
-        self.break_with(kind, rank=rank, op=op, seq=seq, **more)
-        for ticket in self._pending():
-            self._end(ticket, _FAILED if late in (None, ticket) else _WAS_BROKEN)
-        self.calls.clear()
-        self.posted.clear()
-        self.sent.clear()
-
-    def break_with(self, kind: int, *, rank: int, op: str, seq: int, **more: Any) -> None:
-        """The first failure stays."""
-        if self.failure is None:
-            self.failure = {
-                "kind": kind,
-                "rank": rank,
-                "peer": -1,
-                "seq": seq,
-                "missing": [],
-                "num_missing": 0,
-                "text": "",
-                "op": _native.OP_NUMBERS[op],
-                "leaving": _NOT_LEFT,
-                "status": _native.UNKNOWN_STATUS,
-                "misfit": (0, 0, 0, 0, 0),
-            } | more
-
-    @property
-    def failed_for_all(self) -> bool:
-        kinds = (_native.FAILURE_LEFT, _native.FAILURE_LOST)
-        return self.failure is not None and self.failure["kind"] not in kinds
-
-    def expire(self, ticket: Ticket) -> None:
-        """Its time is up."""
-        if ticket.ended:
-            return
-        if ticket.call is not None:
-            missing = [rank for rank in range(self.size) if rank not in self.calls[ticket.seq]]
-            more: dict[str, Any] = {}
-        else:
-            missing = self.waited_for(ticket)
-            arrived = [t.tag for peer in missing for t in self.sent.get((peer, ticket.rank), ())]
-            others = "" if ticket.op == "send" else ", ".join(map(str, sorted(set(arrived))))
-            more = {"peer": ticket.peer, "misfit": (0, 0, 0, 0, ticket.tag), "text": others}
-        more |= {"missing": missing[:32], "num_missing": len(missing)}
-        self.fail(_native.FAILURE_TIMEOUT, rank=ticket.rank, op=ticket.op, seq=ticket.seq, late=ticket, **more)
-
-    def waited_for(self, ticket: Ticket) -> list[int]:
-        """The ranks without which the ticket can't end."""
-        if ticket.op == "new_group":
-            return [rank for rank in range(self.size) if rank not in self.owners]
-        if ticket.call is not None:
-            return [rank for rank in range(self.size) if rank not in self.calls.get(ticket.seq, {})]
-        if ticket.peer != _ANY_SOURCE:
-            return [ticket.peer]
-        return [rank for rank in range(self.size) if rank != ticket.rank]
-
-    def leave(self, rank: int, leaving: int, *, dead: bool = False, status: int = _native.UNKNOWN_STATUS) -> None:
-        """The rank makes no further call. What it has under way ends, and so does what needs it."""
-        if self.leaving[rank] or self.dead[rank]:
-            return
-        self.leaving[rank], self.dead[rank], self.status[rank] = leaving, dead, status
-        self._anybody_gone = True
-        for ticket in self._pending():
-            if ticket.rank == rank:
-                self._remove(ticket)
-                self._end(ticket, _LEFT)
-        self.check_gone()
-
-    def check_gone(self) -> None:
-        """Ends what can't be carried out because a rank is gone, or has been told that the group is broken."""
-        if not self._anybody_gone:
-            return
-        for ticket in sorted(self._pending(), key=lambda ticket: (ticket.rank, ticket.seq)):
-            gone = [rank for rank in self.waited_for(ticket) if self._is_gone(rank)]
-            needed = gone if ticket.peer != _ANY_SOURCE or ticket.call is not None else gone[self.size - 2 :]
-            if ticket.ended or not needed:
-                continue
-            first = next((rank for rank in needed if self.leaving[rank] or self.dead[rank]), needed[0])
-            self.break_with(
-                _native.FAILURE_LOST if self.dead[first] else _native.FAILURE_LEFT,
-                rank=ticket.rank,
-                peer=first,
-                op=ticket.op,
-                seq=ticket.seq,
-                leaving=self.leaving[first],
-                status=self.status[first],
-            )
-            self._remove(ticket)
-            behind = [other for other in self._pending() if other.rank == ticket.rank and ticket.call and other.call]
-            self._end(ticket, _FAILED)
-            for other in behind:
-                self._remove(other)
-                self._end(other, _WAS_BROKEN)
-
-    def give_up(self, rank: int) -> None:
-        """The rank has been told that the group is broken: it makes no further call."""
-        self.gave_up[rank] = True
-        self._anybody_gone = True
-        self.check_gone()
-
-    def _is_gone(self, rank: int) -> bool:
-        return bool(self.leaving[rank]) or self.dead[rank] or self.gave_up[rank]
-
-    def _pending(self) -> list[Ticket]:
-        tickets = [ticket for tickets in self.calls.values() for ticket in tickets.values()]
-        tickets += [ticket for channel in self.sent.values() for ticket in channel]
-        tickets += [ticket for posted in self.posted.values() for ticket in posted]
-        return [ticket for ticket in tickets if not ticket.ended]
-
-    def _remove(self, ticket: Ticket) -> None:
-        if ticket.call is not None:
-            self.calls.get(ticket.seq, {}).pop(ticket.rank, None)
-        elif ticket.op == "send":
-            self.sent[(ticket.rank, ticket.peer)].remove(ticket)
-        else:
-            self.posted[ticket.rank].remove(ticket)
-
-    def _end(self, ticket: Ticket, result: int) -> None:
-        if ticket.ended:
-            return
-        ticket.result = result
-        ticket.call = None
-        self.scheduler.wake(ticket)
-        callbacks, ticket.callbacks = ticket.callbacks, []
-        for callback in callbacks:
-            self.scheduler.call_as(ticket.owner, callback)
 
 
 class ThreadsTransport:
     """One rank's place in a meeting."""
 
     def __init__(self, meeting: Meeting, info: GroupInfo, world_rank: int) -> None:
-        self.identities: Sequence[tuple[int, int]] = ()
         self._meeting = meeting
-        self._scheduler = meeting.scheduler
+        self.scheduler = meeting.scheduler
         self._info = info
         self._world_rank = world_rank
         self._closed = False
@@ -392,12 +74,12 @@ class ThreadsTransport:
 
     def join(self, timeout: float) -> None:
         """Waits until all ranks of the group have come."""
-        self._scheduler.pause()
+        self.scheduler.pause()
         meeting = self._meeting
         ticket = Ticket(meeting, self._world_rank, self._info.rank, "new_group")
         with meeting.lock:
             meeting.join(ticket)
-        if not ticket.ended and not self._scheduler.wait(ticket, timeout):
+        if not ticket.ended and not self.scheduler.wait(ticket, timeout):
             missing = self._info.describe(*meeting.waited_for(ticket))
             raise CallTimeout(
                 f"gave up after a timeout of {timeout:g} s: {missing} did not come to make the group",
@@ -436,10 +118,10 @@ class ThreadsTransport:
         return self._hand_over(ticket, timeout, self._meeting.send if sends else self._meeting.receive)
 
     def _hand_over(self, ticket: Ticket, timeout: float, hand_over: Callable[[Ticket], None]) -> Pending | None:
-        self._scheduler.point(ticket.op)
+        self.scheduler.point(ticket.op)
         meeting = self._meeting
         with meeting.lock:
-            refused = _LEFT if self._closed else _WAS_BROKEN if meeting.failure is not None else _FINISHED
+            refused = _native.LEFT if self._closed else _native.WAS_BROKEN if meeting.failure is not None else _FINISHED
             if refused != _FINISHED:
                 meeting.give_up(self._info.rank)
                 raise failures.explain(self, self._info, ticket.op, refused, timeout)
@@ -450,11 +132,11 @@ class ThreadsTransport:
                 key = (ticket.op == "send", ticket.peer)
                 ticket.seq = self._num_messages[key] = self._num_messages.get(key, 0) + 1
             hand_over(ticket)
-            if ticket.result == _FINISHED and ticket.peer != _ANY_SOURCE:
+            if ticket.result == _FINISHED and ticket.peer != _native.ANY_SOURCE:
                 return None
             pending = ThreadsPending(self, ticket, timeout)
             if not ticket.ended:
-                self._scheduler.at(timeout, lambda: self._expire(ticket), lambda: ticket.ended)
+                self.scheduler.at(timeout, lambda: self._expire(ticket), lambda: ticket.ended)
             return pending
 
     def _expire(self, ticket: Ticket) -> None:
@@ -473,31 +155,25 @@ class ThreadsTransport:
         if not self._closed:
             self._closed = True
             with self._meeting.lock:
-                self._meeting.leave(self._info.rank, _EXITING if exiting else _CLOSED)
+                self._meeting.leave(self._info.rank, EXITING if exiting else CLOSED)
 
     def die(self, status: int) -> None:
         """As a process that was killed: nobody is told but by its absence."""
         self._closed = True
         with self._meeting.lock:
-            self._meeting.leave(self._info.rank, _NOT_LEFT, dead=True, status=status)
-
-    def give_up(self) -> None:
-        """This rank has been told that the group is broken."""
-        with self._meeting.lock:
-            if self._meeting.failure is not None:
-                self._meeting.give_up(self._info.rank)
+            self._meeting.leave(self._info.rank, NOT_LEFT, dead=True, status=status)
 
     def explain(self, ticket: Ticket, timeout: float) -> PhalanxError:
-        self.give_up()
+        with self._meeting.lock:
+            # This rank is told now that the group is broken.
+            if self._meeting.failure is not None:
+                self._meeting.give_up(self._info.rank)
         return failures.explain(self, self._info, ticket.op, ticket.result, timeout, ticket.seq)
 
     def explain_waiting(self, ticket: Ticket, seconds: float) -> CallTimeout:
         with self._meeting.lock:
             missing = [] if ticket.ended else self._meeting.waited_for(ticket)
         return failures.still_under_way(self._info, ticket.op, ticket.seq, seconds, missing)
-
-    def waited_for(self, ticket: Ticket) -> Iterable[int]:
-        return self._meeting.waited_for(ticket)
 
 
 class ThreadsPending:
@@ -513,7 +189,7 @@ class ThreadsPending:
     def ended(self) -> bool:
         # Whoever asks again and again would never let the others come.
         if not self._ticket.ended:
-            self._transport._scheduler.pause()
+            self._transport.scheduler.pause()
         return self._ticket.ended
 
     @property
@@ -521,7 +197,7 @@ class ThreadsPending:
         return self._ticket.source
 
     def wait(self, timeout: float | None) -> bool:
-        if not self._ticket.ended and not self._transport._scheduler.wait(self._ticket, timeout):
+        if not self._ticket.ended and not self._transport.scheduler.wait(self._ticket, timeout):
             return False
         self.settle()
         return True
@@ -538,66 +214,16 @@ class ThreadsPending:
         if self._error is not None:
             raise self._error.with_traceback(None)
 
-    def notify(self, token: int) -> bool:
-        raise NotImplementedError("a call of a rank that is a thread calls back")
-
-    def interrupt(self, error: BaseException) -> None:
-        self._transport._scheduler.interrupt(self._ticket.owner, error)
-
-    def let_others(self) -> None:
-        self._transport._scheduler.pause()
-
-    def call_when_ended(self, callback: Callable[[], None]) -> bool:
-        """Has it called in the rank's own thread. False: the call has ended already."""
+    def call_when_ended(self, callback: Callable[[], None]) -> None:
+        """In the rank's own thread."""
         if self._ticket.ended:
-            return False
-        self._ticket.callbacks.append(callback)
-        return True
+            callback()
+        else:
+            self._ticket.callbacks.append(callback)
 
+    def drop(self) -> None:
+        """The meeting keeps what is under way."""
 
-def _code(dtype: torch.dtype | None) -> int:
-    return 0 if dtype is None else DTYPE_CODES.get(dtype, 0)
-
-
-def _layout(call: Call) -> int:
-    if call.dtype is None or call.dtype in DTYPE_CODES:
-        return call.layout
-    return zlib.crc32(f"{call.dtype} {call.layout}".encode())
-
-
-def _disagreement(calls: Sequence[Call]) -> tuple[int, int, str] | None:
-    """Two ranks whose calls do not fit together, and what they exchange where it is about that."""
-    first = _signature(calls[0])
-    for rank, call in enumerate(calls):
-        if _signature(call) != first:
-            return 0, rank, ""
-    if calls[0].op != "all_to_all":
-        return None
-    sent = [_block_sizes(call, inputs=True) for call in calls]
-    expected = [_block_sizes(call, inputs=False) for call in calls]
-    for sender, sizes in enumerate(sent):
-        for receiver, size in enumerate(sizes):
-            if size != expected[receiver][sender]:
-                text = (
-                    f"rank {sender} sends {size} bytes to rank {receiver}, which expects {expected[receiver][sender]}"
-                )
-                return sender, receiver, text
-    return None
-
-
-def _signature(call: Call) -> tuple[Any, ...]:
-    return call.op, call.reduce_op, call.root, call.dtype, call.count, call.layout
-
-
-def _block_sizes(call: Call, inputs: bool) -> list[int]:
-    """Bytes of each block."""
-    blocks = call.inputs if inputs else call.outputs
-    assert blocks is not None
-    width = blocks.tensors[0].element_size()
-    if blocks.sizes is not None:
-        return [size * width for size in blocks.sizes]
-    if blocks.listed:
-        each = len(blocks.tensors) // blocks.num
-        tensors = [blocks.tensors[i * each : (i + 1) * each] for i in range(blocks.num)]
-        return [sum(tensor.numel() for tensor in block) * width for block in tensors]
-    return [sum(tensor.numel() for tensor in blocks.tensors) // blocks.num * width] * blocks.num
+    def make_future(self, wait: Callable[[], None]) -> Future[Any]:
+        scheduler, owner = self._transport.scheduler, self._ticket.owner
+        return SharedTurnFuture(wait, scheduler.pause, partial(scheduler.interrupt, owner))

@@ -15,9 +15,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from phalanx import _native
-from phalanx.transports.base import Pending
 
 __all__ = ["keep", "stop"]
 
@@ -44,14 +44,17 @@ class _Crew:
 _crew = _Crew()
 
 
-def keep(pending: Pending, on_end: Callable[[], None]) -> None:
+class Notifying(Protocol):
+    """A call that the native core carries out."""
+
+    @property
+    def ended(self) -> bool: ...
+    def notify(self, token: int) -> bool:
+        """Asks for the token when the call ends. False: it has ended already, or was asked before."""
+
+
+def keep(pending: Notifying, on_end: Callable[[], None]) -> None:
     """Calls `on_end` when the call has ended: at once if it has, else in a thread. Keeps all that it refers to."""
-    call_when_ended = getattr(pending, "call_when_ended", None)
-    if call_when_ended is not None:
-        # Ranks that are threads: no thread of ours comes in between.
-        if not call_when_ended(on_end):
-            on_end()
-        return
     token = next(_tokens)
     _kept[token] = on_end
     if pending.notify(token):

@@ -1,0 +1,380 @@
+"""What the ranks of a group share where they are threads: calls meet, and their own meaning is carried out once all
+have come; messages and receives find each other; what can't end any more fails."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from phalanx import _native
+from phalanx.transports.base import Scheduler
+from phalanx.transports.signatures import layout_of
+from phalanx.types import DTYPE_CODES, Call, GroupInfo
+
+__all__ = ["CLOSED", "EXITING", "NOT_LEFT", "Meeting", "Ticket"]
+
+# Copies what was sent to where it is received.
+Deliver = Callable[[torch.Tensor, torch.Tensor], None]
+
+NOT_LEFT, CLOSED, EXITING = 0, 1, _native.LEAVING_EXITING
+_FINISHED, _PENDING = _native.FINISHED, _native.PENDING
+_FAILED, _WAS_BROKEN, _LEFT = _native.FAILED, _native.WAS_BROKEN, _native.LEFT
+_ANY_SOURCE = _native.ANY_SOURCE
+# As between processes: what fits into an envelope is sent when it is handed over, as long as there are envelopes.
+_INLINE_BYTES = 1984
+_ENVELOPES = 16
+
+
+class Ticket:
+    """One rank's side of a call or message, from the moment it is handed over until it has ended."""
+
+    __slots__ = (
+        "call",
+        "callbacks",
+        "count",
+        "dtype",
+        "meeting",
+        "op",
+        "owner",
+        "peer",
+        "rank",
+        "result",
+        "seq",
+        "source",
+        "tag",
+        "tensor",
+    )
+
+    def __init__(self, meeting: Meeting, owner: int, rank: int, op: str) -> None:
+        self.meeting = meeting
+        self.owner = owner  # among all ranks
+        self.rank = rank  # within the group
+        self.op = op
+        self.seq = 0
+        self.result = _PENDING
+        self.source = -1
+        self.callbacks: list[Callable[[], None]] = []
+        # Of a collective.
+        self.call: Call | None = None
+        # Of a message.
+        self.peer = -1
+        self.tag = 0
+        self.tensor: torch.Tensor | None = None
+        self.dtype: torch.dtype | None = None
+        self.count = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.result != _PENDING
+
+    def waited_for(self) -> list[int]:
+        """The ranks, among all, without which it can't end."""
+        meeting = self.meeting
+        return [meeting.owners.get(rank, rank) for rank in meeting.waited_for(self)]
+
+
+class Meeting:
+    """What the ranks of a group share. All its methods are called with `lock` held."""
+
+    def __init__(self, info: GroupInfo, scheduler: Scheduler, deliver: Deliver) -> None:
+        self._info = info
+        self.size = size = info.size
+        self.scheduler = scheduler
+        self.lock = threading.RLock()
+        self._deliver = deliver
+        # Who is which rank of the group, as far as they have come, and those who wait for the others to come.
+        self.owners: dict[int, int] = {}
+        self.joining: list[Ticket] = []
+        self.calls: dict[int, dict[int, Ticket]] = {}
+        # Messages that nobody has received, by (from, to), and receives that have no message, by receiver.
+        self.sent: dict[tuple[int, int], deque[Ticket]] = {}
+        self.posted: dict[int, list[Ticket]] = {}
+        self.failure: dict[str, Any] | None = None
+        self.leaving = [NOT_LEFT] * size
+        self.status = [_native.UNKNOWN_STATUS] * size
+        self.dead = [False] * size
+        self.words = [""] * size
+        self.gave_up = [False] * size
+        self._anybody_gone = False
+        self._signatures: dict[int, dict[int, Call]] = {}
+
+    @property
+    def name(self) -> str:
+        """As of now: torch tells a group its name when it is made."""
+        return self._info.name
+
+    def join(self, ticket: Ticket) -> None:
+        self.owners[ticket.rank] = ticket.owner
+        self.joining.append(ticket)
+        if len(self.owners) == self.size:
+            for joining in self.joining:
+                self._end(joining, _FINISHED)
+            self.joining = []
+
+    # Collectives.
+
+    def come(self, ticket: Ticket) -> None:
+        tickets = self.calls.setdefault(ticket.seq, {})
+        tickets[ticket.rank] = ticket
+        if len(tickets) == self.size:
+            self._carry_out(ticket.seq)
+        else:
+            self.check_gone()
+
+    def _carry_out(self, seq: int) -> None:
+        tickets = self.calls.pop(seq)
+        calls = [ticket.call for _, ticket in sorted(tickets.items()) if ticket.call is not None]
+        disagreement = _disagreement(calls)
+        if disagreement is not None:
+            first, second, text = disagreement
+            self._signatures[seq] = dict(enumerate(calls))
+            self.calls[seq] = tickets
+            self.fail(_native.FAILURE_MISMATCH, rank=first, peer=second, seq=seq, op=calls[first].op, text=text)
+            return
+        try:
+            calls[0].meaning(calls)
+        except Exception as error:
+            self.calls[seq] = tickets
+            self.fail(
+                _native.FAILURE_ABORTED, rank=-1, seq=seq, op=calls[0].op, text=f"{type(error).__name__}: {error}"
+            )
+            return
+        for ticket in tickets.values():
+            self._end(ticket, _FINISHED)
+
+    def describe(self, rank: int, seq: int) -> tuple[int, int, int, int, int, int, int]:
+        call = self._signatures[seq][rank]
+        return (
+            seq,
+            _native.OP_NUMBERS[call.op],
+            call.reduce_op,
+            call.root,
+            _code(call.dtype),
+            call.count,
+            layout_of(call),
+        )
+
+    # Messages.
+
+    def send(self, ticket: Ticket) -> None:
+        for posted in self.posted.get(ticket.peer, []):
+            if posted.tag == ticket.tag and posted.peer in (ticket.rank, _ANY_SOURCE):
+                if posted.peer == _ANY_SOURCE and ticket.rank == posted.rank:
+                    continue
+                self.posted[ticket.peer].remove(posted)
+                return self._match(ticket, posted)
+        channel = self.sent.setdefault((ticket.rank, ticket.peer), deque())
+        tensor = ticket.tensor
+        assert tensor is not None
+        channel.append(ticket)
+        if tensor.nbytes <= _INLINE_BYTES and len(channel) <= _ENVELOPES:
+            ticket.tensor = tensor.detach().clone() if tensor.dtype in DTYPE_CODES else tensor
+            self._end(ticket, _FINISHED)
+        else:
+            self.check_gone()
+        return None
+
+    def receive(self, ticket: Ticket) -> None:
+        sources = [ticket.peer] if ticket.peer != _ANY_SOURCE else [r for r in range(self.size) if r != ticket.rank]
+        for source in sources:
+            channel = self.sent.get((source, ticket.rank), deque())
+            for sent in channel:
+                if sent.tag == ticket.tag:
+                    channel.remove(sent)
+                    return self._match(sent, ticket)
+        self.posted.setdefault(ticket.rank, []).append(ticket)
+        self.check_gone()
+        return None
+
+    def _match(self, sent: Ticket, received: Ticket) -> None:
+        received.source = sent.rank
+        assert sent.tensor is not None
+        assert received.tensor is not None
+        if (sent.dtype, sent.count) != (received.dtype, received.count):
+            misfit = (_code(sent.dtype), sent.count, _code(received.dtype), received.count, received.tag)
+            self.posted.setdefault(received.rank, []).append(received)
+            if not sent.ended:
+                self.sent.setdefault((sent.rank, sent.peer), deque()).append(sent)
+            self.fail(
+                _native.FAILURE_MESSAGE, rank=received.rank, peer=sent.rank, seq=received.seq, op="recv", misfit=misfit
+            )
+            return
+        self._deliver(sent.tensor, received.tensor)
+        if not sent.ended:
+            self._end(sent, _FINISHED)
+        self._end(received, _FINISHED)
+
+    # Failures.
+
+    def fail(self, kind: int, *, rank: int, op: str, seq: int, late: Ticket | None = None, **more: Any) -> None:
+        """Breaks the group for all: every call and message ends. `late` is the one whose time was up."""
+        self.break_with(kind, rank=rank, op=op, seq=seq, **more)
+        for ticket in self._pending():
+            self._end(ticket, _FAILED if late in (None, ticket) else _WAS_BROKEN)
+        self.calls.clear()
+        self.posted.clear()
+        self.sent.clear()
+
+    def break_with(self, kind: int, *, rank: int, op: str, seq: int, **more: Any) -> None:
+        """The first failure stays."""
+        if self.failure is None:
+            self.failure = {
+                "kind": kind,
+                "rank": rank,
+                "peer": -1,
+                "seq": seq,
+                "missing": [],
+                "num_missing": 0,
+                "text": "",
+                "op": _native.OP_NUMBERS[op],
+                "leaving": NOT_LEFT,
+                "status": _native.UNKNOWN_STATUS,
+                "misfit": (0, 0, 0, 0, 0),
+            } | more
+
+    @property
+    def failed_for_all(self) -> bool:
+        kinds = (_native.FAILURE_LEFT, _native.FAILURE_LOST)
+        return self.failure is not None and self.failure["kind"] not in kinds
+
+    def expire(self, ticket: Ticket) -> None:
+        """Its time is up."""
+        if ticket.ended:
+            return
+        if ticket.call is not None:
+            missing = [rank for rank in range(self.size) if rank not in self.calls[ticket.seq]]
+            more: dict[str, Any] = {}
+        else:
+            missing = self.waited_for(ticket)
+            arrived = [t.tag for peer in missing for t in self.sent.get((peer, ticket.rank), ())]
+            others = "" if ticket.op == "send" else ", ".join(map(str, sorted(set(arrived))))
+            more = {"peer": ticket.peer, "misfit": (0, 0, 0, 0, ticket.tag), "text": others}
+        more |= {"missing": missing[:32], "num_missing": len(missing)}
+        self.fail(_native.FAILURE_TIMEOUT, rank=ticket.rank, op=ticket.op, seq=ticket.seq, late=ticket, **more)
+
+    def waited_for(self, ticket: Ticket) -> list[int]:
+        """The ranks without which the ticket can't end."""
+        if ticket.op == "new_group":
+            return [rank for rank in range(self.size) if rank not in self.owners]
+        if ticket.call is not None:
+            return [rank for rank in range(self.size) if rank not in self.calls.get(ticket.seq, {})]
+        if ticket.peer != _ANY_SOURCE:
+            return [ticket.peer]
+        return [rank for rank in range(self.size) if rank != ticket.rank]
+
+    def leave(self, rank: int, leaving: int, *, dead: bool = False, status: int = _native.UNKNOWN_STATUS) -> None:
+        """The rank makes no further call. What it has under way ends, and so does what needs it."""
+        if self.leaving[rank] or self.dead[rank]:
+            return
+        self.leaving[rank], self.dead[rank], self.status[rank] = leaving, dead, status
+        self._anybody_gone = True
+        for ticket in self._pending():
+            if ticket.rank == rank:
+                self._remove(ticket)
+                self._end(ticket, _LEFT)
+        self.check_gone()
+
+    def check_gone(self) -> None:
+        """Ends what can't be carried out because a rank is gone, or has been told that the group is broken."""
+        if not self._anybody_gone:
+            return
+        for ticket in sorted(self._pending(), key=lambda ticket: (ticket.rank, ticket.seq)):
+            gone = [rank for rank in self.waited_for(ticket) if self._is_gone(rank)]
+            needed = gone if ticket.peer != _ANY_SOURCE or ticket.call is not None else gone[self.size - 2 :]
+            if ticket.ended or not needed:
+                continue
+            first = next((rank for rank in needed if self.leaving[rank] or self.dead[rank]), needed[0])
+            self.break_with(
+                _native.FAILURE_LOST if self.dead[first] else _native.FAILURE_LEFT,
+                rank=ticket.rank,
+                peer=first,
+                op=ticket.op,
+                seq=ticket.seq,
+                leaving=self.leaving[first],
+                status=self.status[first],
+            )
+            self._remove(ticket)
+            behind = [other for other in self._pending() if other.rank == ticket.rank and ticket.call and other.call]
+            self._end(ticket, _FAILED)
+            for other in behind:
+                self._remove(other)
+                self._end(other, _WAS_BROKEN)
+
+    def give_up(self, rank: int) -> None:
+        """The rank has been told that the group is broken: it makes no further call."""
+        self.gave_up[rank] = True
+        self._anybody_gone = True
+        self.check_gone()
+
+    def _is_gone(self, rank: int) -> bool:
+        return bool(self.leaving[rank]) or self.dead[rank] or self.gave_up[rank]
+
+    def _pending(self) -> list[Ticket]:
+        tickets = [ticket for tickets in self.calls.values() for ticket in tickets.values()]
+        tickets += [ticket for channel in self.sent.values() for ticket in channel]
+        tickets += [ticket for posted in self.posted.values() for ticket in posted]
+        return [ticket for ticket in tickets if not ticket.ended]
+
+    def _remove(self, ticket: Ticket) -> None:
+        if ticket.call is not None:
+            self.calls.get(ticket.seq, {}).pop(ticket.rank, None)
+        elif ticket.op == "send":
+            self.sent[(ticket.rank, ticket.peer)].remove(ticket)
+        else:
+            self.posted[ticket.rank].remove(ticket)
+
+    def _end(self, ticket: Ticket, result: int) -> None:
+        if ticket.ended:
+            return
+        ticket.result = result
+        ticket.call = None
+        self.scheduler.wake(ticket)
+        callbacks, ticket.callbacks = ticket.callbacks, []
+        for callback in callbacks:
+            self.scheduler.call_as(ticket.owner, callback)
+
+
+def _code(dtype: torch.dtype | None) -> int:
+    return 0 if dtype is None else DTYPE_CODES.get(dtype, 0)
+
+
+def _disagreement(calls: Sequence[Call]) -> tuple[int, int, str] | None:
+    """Two ranks whose calls do not fit together, and what they exchange where it is about that."""
+    first = _signature(calls[0])
+    for rank, call in enumerate(calls):
+        if _signature(call) != first:
+            return 0, rank, ""
+    if calls[0].op != "all_to_all":
+        return None
+    sent = [_block_sizes(call, inputs=True) for call in calls]
+    expected = [_block_sizes(call, inputs=False) for call in calls]
+    for sender, sizes in enumerate(sent):
+        for receiver, size in enumerate(sizes):
+            if size != expected[receiver][sender]:
+                text = (
+                    f"rank {sender} sends {size} bytes to rank {receiver}, which expects {expected[receiver][sender]}"
+                )
+                return sender, receiver, text
+    return None
+
+
+def _signature(call: Call) -> tuple[Any, ...]:
+    return call.op, call.reduce_op, call.root, call.dtype, call.count, call.layout
+
+
+def _block_sizes(call: Call, inputs: bool) -> list[int]:
+    """Bytes of each block."""
+    blocks = call.inputs if inputs else call.outputs
+    assert blocks is not None
+    width = blocks.tensors[0].element_size()
+    if blocks.sizes is not None:
+        return [size * width for size in blocks.sizes]
+    if blocks.listed:
+        each = len(blocks.tensors) // blocks.num
+        tensors = [blocks.tensors[i * each : (i + 1) * each] for i in range(blocks.num)]
+        return [sum(tensor.numel() for tensor in block) * width for block in tensors]
+    return [sum(tensor.numel() for tensor in blocks.tensors) // blocks.num * width] * blocks.num
