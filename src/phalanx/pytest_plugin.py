@@ -9,6 +9,9 @@ Loaded by every pytest in an environment that has Phalanx, so nothing of torch i
 from __future__ import annotations
 
 import io
+import os
+import pickle
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,15 +22,76 @@ import pytest
 
 _SIZE = "_phalanx_ranks"
 _OWN = ("rank", "world")
+_OPTIONS = ("seed", "schedule", "replay", "check", "faults", "init", "timeout", "stuck_after", "processes")
+_OUTCOMES = (pytest.skip.Exception, pytest.fail.Exception, pytest.xfail.Exception)
+_DEFAULTS = (None, None, None, False, (), True, None, 60.0, False)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("phalanx").addoption(
+        "--ranks-replay",
+        metavar="SCHEDULE",
+        help="run tests with the mark ranks under this schedule, which a failure has printed",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "ranks(sizes, *, seeds=1, schedule=None, faults=(), init=True, timeout=None, stuck_after=60): run the test "
-        "function as so many ranks, which are threads of one process; it takes `rank` and `world`. Several sizes make "
-        "several tests; with `seeds` each runs under so many random schedules.",
+        "ranks(sizes, *, seeds=1, seed=None, schedule=None, replay=None, check=False, faults=(), init=True, "
+        "timeout=None, stuck_after=60, processes=False): run the test function as so many ranks, which are threads of "
+        "one process; it takes `rank` and `world`. Several sizes make several tests; with `seeds` each runs under so "
+        "many random schedules. The other options are those of phalanx.testing.run.",
     )
+    config.addinivalue_line(
+        "markers",
+        "requires(*, min_ranks=1, max_ranks=None, multiple_of=1, cpus=0, gpus=0, backend=None): skip the test where "
+        "the number of its ranks, the machine or torch does not have it.",
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("requires"):
+        reason = _lacking(item, **mark.kwargs) if not mark.args else _wrong_requires(mark.args)
+        if reason:
+            pytest.skip(reason)
+
+
+def _wrong_requires(args: object) -> str:
+    raise pytest.UsageError(f"expected the mark requires(min_ranks=2) and the like, got requires{args}")
+
+
+def _lacking(
+    item: pytest.Item,
+    *,
+    min_ranks: int = 1,
+    max_ranks: int | None = None,
+    multiple_of: int = 1,
+    cpus: int = 0,
+    gpus: int = 0,
+    backend: str | None = None,
+) -> str | None:
+    """Why the test can't be run here, if it can't."""
+    size: Any = (
+        item.callspec.params.get(_SIZE) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+    )
+    if size is not None and size < min_ranks:
+        return f"needs at least {min_ranks} ranks, has {size}"
+    if size is not None and max_ranks is not None and size > max_ranks:
+        return f"needs at most {max_ranks} ranks, has {size}"
+    if size is not None and size % multiple_of:
+        return f"needs a multiple of {multiple_of} ranks, has {size}"
+    if cpus > (found := len(os.sched_getaffinity(0))):
+        return f"needs {cpus} CPUs, has {found}"
+    if not gpus and backend is None:
+        return None
+    import torch
+
+    if gpus > (found := torch.cuda.device_count()):
+        return f"needs {gpus} GPUs, has {found}"
+    if backend is not None and not torch.distributed.is_backend_available(backend):
+        return f"needs the backend {backend!r}, which this torch does not have"
+    return None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -52,30 +116,99 @@ def world(request: pytest.FixtureRequest) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    __tracebackhide__ = True
     mark = pyfuncitem.get_closest_marker("ranks")
     if mark is None:
         return None
-    from phalanx.testing import run
+    from phalanx.testing.options import Options
+    from phalanx.testing.runner import execute
 
-    names = pyfuncitem._fixtureinfo.argnames
-    given = {name: pyfuncitem.funcargs[name] for name in names if name not in _OWN}
-
-    function = partial(_call, pyfuncitem.obj, given, [name for name in _OWN if name in names])
-    options = dict(mark.kwargs)
-    num_seeds, seed = options.pop("seeds", 1), options.pop("seed", None)
-    if num_seeds > 1 and seed is not None:
-        raise pytest.UsageError("expected seeds or a seed in the mark ranks, got both")
-    seeds = range(num_seeds) if num_seeds > 1 else [seed]
+    options, seeds = _options(pyfuncitem, mark)
+    function = _function(pyfuncitem, options["processes"])
     size: Any = pyfuncitem.callspec.params[_SIZE]
-    with _output_by_rank(pyfuncitem):
-        for seed in seeds:
-            run(function, size, seed=seed, **options)
+    command = partial(_command, pyfuncitem.nodeid)
+    try:
+        with _output_by_rank(pyfuncitem) as tell:
+            for seed in seeds:
+                execute(Options(function, size, **(options | {"seed": seed})), command, tell)
+    except _OutcomeError as outcome:
+        outcome.repeat()
     return True
+
+
+def _options(item: pytest.Item, mark: pytest.Mark) -> tuple[dict[str, Any], list[int | None]]:
+    """The options of each run, and their seeds."""
+    given = dict(mark.kwargs)
+    num_seeds = given.pop("seeds", 1)
+    unknown = sorted(set(given) - set(_OPTIONS))
+    if unknown:
+        raise pytest.UsageError(f"expected options of the mark ranks among seeds, {', '.join(_OPTIONS)}, got {unknown}")
+    if type(num_seeds) is not int or num_seeds < 1:
+        raise pytest.UsageError(f"expected a number of seeds from 1 on in the mark ranks, got {num_seeds!r}")
+    options = dict(zip(_OPTIONS, _DEFAULTS, strict=True)) | given
+    replay = item.config.getoption("--ranks-replay")
+    if replay is not None:
+        return options | {"schedule": None, "replay": replay, "check": False}, [None]
+    if num_seeds > 1 and options["seed"] is not None:
+        raise pytest.UsageError("expected seeds or a seed in the mark ranks, got both")
+    return options, list(range(num_seeds)) if num_seeds > 1 else [options["seed"]]
+
+
+def _command(test: str, schedule: str) -> str:
+    return f"pytest {shlex.quote(test)} --ranks-replay={schedule}"
+
+
+def _function(item: pytest.Function, processes: bool) -> Callable[[int, Any], None]:
+    """The test function as what `run` takes."""
+    names = item._fixtureinfo.argnames
+    given = {name: item.funcargs[name] for name in names if name not in _OWN}
+    if processes:
+        given = {name: _sendable(name, value) for name, value in given.items()}
+    return partial(_call_in_process if processes else _call, item.obj, given, [name for name in _OWN if name in names])
+
+
+class _OwnMonkeyPatch:
+    """Stands for the fixture monkeypatch in processes: each rank has one, which undoes what was done there."""
+
+
+def _sendable(name: str, value: Any) -> Any:
+    if isinstance(value, pytest.MonkeyPatch):
+        return _OwnMonkeyPatch()
+    try:
+        pickle.dumps(value)
+    except Exception as error:
+        pytest.fail(
+            f"expected fixtures that processes can be sent, got {name!r} ({error}): make what it gives inside the "
+            "test, or run the ranks as threads",
+            pytrace=False,
+        )
+    return value
 
 
 def _call(function: Callable[..., Any], given: dict[str, Any], own: list[str], rank: int, world: Any) -> None:
     """The test function as a rank; at the top of the module, so that processes can be sent it."""
+    __tracebackhide__ = True
     function(**given, **{name: {"rank": rank, "world": world}[name] for name in own})
+
+
+def _call_in_process(
+    function: Callable[..., Any], given: dict[str, Any], own: list[str], rank: int, world: Any
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        given = {name: patch if isinstance(value, _OwnMonkeyPatch) else value for name, value in given.items()}
+        try:
+            _call(function, given, own, rank, world)
+        except _OUTCOMES as outcome:
+            raise _OutcomeError(type(outcome).__name__, str(outcome)) from None
+
+
+class _OutcomeError(Exception):
+    """What pytest.skip and its like raise, in a form that goes from process to process."""
+
+    def repeat(self) -> None:
+        kind, text = self.args
+        again: Any = {"Skipped": pytest.skip, "Failed": pytest.fail, "XFailed": pytest.xfail}[kind]
+        again("\n".join([text, *getattr(self, "__notes__", [])]) if kind == "Failed" else text)
 
 
 def _sizes(mark: pytest.Mark) -> list[int]:
@@ -91,16 +224,16 @@ def _require_mark(request: pytest.FixtureRequest, name: str) -> None:
 
 
 @contextmanager
-def _output_by_rank(item: pytest.Item) -> Iterator[None]:
-    """What ranks print becomes a section of the report for each of them."""
-    routers = [_Router(sys.stdout), _Router(sys.stderr)]
+def _output_by_rank(item: pytest.Item) -> Iterator[Callable[[int, str, str], None]]:
+    """What ranks print becomes a section of the report for each of them. Gives a function that takes more of it."""
+    routers = {"stdout": _Router(sys.stdout), "stderr": _Router(sys.stderr)}
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = routers
+    sys.stdout, sys.stderr = routers.values()
     try:
-        yield
+        yield lambda rank, stream, text: routers[stream].add(rank, text)
     finally:
         sys.stdout, sys.stderr = before
-        for name, router in zip(("stdout", "stderr"), routers, strict=True):
+        for name, router in routers.items():
             for number, text in sorted(router.texts.items()):
                 item.add_report_section("call", name, f"rank {number}:\n{text.getvalue()}")
 
@@ -112,15 +245,15 @@ class _Router(io.TextIOBase):
         self.texts: dict[int, io.StringIO] = {}
         self._others = others
 
+    def add(self, rank: int, text: str) -> None:
+        self.texts.setdefault(rank, io.StringIO()).write(text)
+
     def write(self, text: str) -> int:
-        self._target().write(text)
+        from phalanx.testing.world import rank_here
+
+        rank = rank_here()
+        self._others.write(text) if rank is None else self.add(rank, text)
         return len(text)
 
     def flush(self) -> None:
         self._others.flush()
-
-    def _target(self) -> Any:
-        from phalanx.testing.world import rank_here
-
-        number = rank_here()
-        return self._others if number is None else self.texts.setdefault(number, io.StringIO())

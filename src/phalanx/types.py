@@ -10,7 +10,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # torch's stubs do not export it
 
-__all__ = ["DTYPE_CODES", "NO_REDUCE_OP", "NO_ROOT", "REDUCE_OP_NAMES", "Blocks", "Call", "GroupInfo", "Store"]
+__all__ = [
+    "DTYPE_CODES",
+    "NO_REDUCE_OP",
+    "NO_ROOT",
+    "REDUCE_OP_NAMES",
+    "Blocks",
+    "Call",
+    "GroupInfo",
+    "Store",
+    "describe_ranks",
+]
 
 # The native core's numbering (_core/kernels.hpp). A dtype that is not here moves as bytes and can't be reduced.
 DTYPE_CODES: dict[torch.dtype, int] = {
@@ -59,9 +69,19 @@ class GroupInfo:
         listed = ", ".join(map(self._number, ranks)) + (f" and {others} more" if others else "")
         return f"rank {listed}" if len(ranks) + others == 1 else f"ranks {listed}"
 
+    def has_same_ranks(self, other: GroupInfo) -> bool:
+        return self.size == other.size and list(self.global_ranks) == list(other.global_ranks)
+
+    def ranks_text(self) -> str:
+        return f"ranks {list(self.global_ranks)}" if self.global_ranks else f"{self.size} ranks"
+
     def _number(self, rank: int) -> str:
         global_rank = self.global_ranks[rank] if 0 <= rank < len(self.global_ranks) else rank
         return str(rank) if global_rank == rank else f"{rank} (global rank {global_rank})"
+
+
+def describe_ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 class Blocks:

@@ -244,7 +244,6 @@ def alone() -> phalanx.ProcessGroup:
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [
-        ("monitored_barrier", ()),
         ("split_group", ([0],)),
         ("merge_remote_group", (dist.HashStore(), 1)),
     ],

@@ -58,8 +58,9 @@ def test_fails(rank, world):
 """,
     )
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*AssertionError: not me*", "*on rank 1; because of it also on ranks 0, 2"])
-    result.stdout.fnmatch_lines(["*again: replay='*'"])
+    result.stdout.fnmatch_lines(["*AssertionError: not me*", "*on rank 1"])
+    result.stdout.fnmatch_lines(["*because of it:*", "*ranks 0, 2: PeerLost in barrier, seq 1"])
+    result.stdout.fnmatch_lines(["*again: pytest 'test_*.py::test_fails?3 ranks?' --ranks-replay=*"])
     result.stdout.fnmatch_lines(["*Captured stdout call*", "rank 0:", "I am 0", "*Captured stdout call*", "rank 1:"])
 
 
@@ -87,3 +88,171 @@ def test_bad_marks(pytester: pytest.Pytester) -> None:
 def test_nothing_of_torch_is_loaded_for_tests_without_ranks(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import sys\n\ndef test_plain():\n    assert 'torch' not in sys.modules\n")
     pytester.runpytest_subprocess("-p", "no:hypothesispytest").assert_outcomes(passed=1)
+
+
+def test_a_failure_is_repeated_by_its_command(pytester: pytest.Pytester) -> None:
+    source = """
+@pytest.mark.ranks(3, seeds=20)
+def test_race(rank, world):
+    if rank == 0:
+        first = torch.zeros(1)
+        assert dist.recv(first) == 1, "rank 2 was first"
+        dist.recv(first)
+    else:
+        dist.send(torch.ones(1), 0)
+"""
+    result = _run(pytester, source)
+    result.assert_outcomes(failed=1)
+    (again,) = [line for line in result.outlines if "again: pytest " in line]
+    option = again.split()[-1]
+    repeated = pytester.runpytest_subprocess(option)
+    repeated.assert_outcomes(failed=1)
+    repeated.stdout.fnmatch_lines(["*rank 2 was first*", f"*{option}"])
+
+
+def test_what_a_test_requires(pytester: pytest.Pytester) -> None:
+    result = _run(
+        pytester,
+        """
+@pytest.mark.ranks([1, 2, 3, 4])
+@pytest.mark.requires(min_ranks=2, max_ranks=3)
+def test_sizes(rank):
+    pass
+
+@pytest.mark.ranks([3, 4])
+@pytest.mark.requires(multiple_of=2)
+def test_multiple(rank):
+    pass
+
+@pytest.mark.ranks(2)
+@pytest.mark.requires(gpus=64)
+def test_gpus(rank):
+    pass
+
+@pytest.mark.requires(backend="no such backend")
+def test_backend():
+    pass
+
+@pytest.mark.requires(cpus=100000)
+def test_cpus():
+    pass
+
+@pytest.mark.ranks(2)
+@pytest.mark.requires(backend="phalanx", cpus=1)
+def test_all_there(rank):
+    pass
+""",
+        "-rs",
+    )
+    result.assert_outcomes(passed=4, skipped=6)
+    result.stdout.fnmatch_lines_random(
+        [
+            "*needs at least 2 ranks, has 1",
+            "*needs at most 3 ranks, has 4",
+            "*needs a multiple of 2 ranks, has 3",
+            "*needs 64 GPUs, has *",
+            "*needs the backend 'no such backend', which this torch does not have",
+            "*needs 100000 CPUs, has *",
+        ]
+    )
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_rank_that_skips(pytester: pytest.Pytester, processes: bool) -> None:
+    result = _run(
+        pytester,
+        f"""
+@pytest.mark.ranks(2, processes={processes})
+def test_skips(rank):
+    if rank == 1:
+        pytest.skip("not here")
+    dist.barrier()
+""",
+        "-rs",
+    )
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*not here*"])
+
+
+def test_output_of_processes(pytester: pytest.Pytester) -> None:
+    result = _run(
+        pytester,
+        """
+@pytest.mark.ranks(2, processes=True)
+def test_fails(rank, monkeypatch):
+    monkeypatch.setenv("LEFT", "1")
+    print("I am", rank)
+    assert rank == 0, "not me"
+
+@pytest.mark.ranks(2, processes=True)
+def test_environment(rank):
+    import os
+    assert "LEFT" not in os.environ
+""",
+    )
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*AssertionError: not me*", "*on rank 1"])
+    result.stdout.fnmatch_lines(["*Captured stdout call*", "rank 0:", "I am 0", "*Captured stdout call*", "rank 1:"])
+
+
+def test_fixtures_that_processes_can_not_be_sent(pytester: pytest.Pytester) -> None:
+    result = _run(
+        pytester,
+        """
+@pytest.fixture
+def opener():
+    return lambda: None
+
+@pytest.mark.ranks(2, processes=True)
+def test_it(rank, opener):
+    pass
+""",
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*expected fixtures that processes can be sent, got 'opener' (*"])
+
+
+@pytest.mark.parametrize("mode", ["prepend", "importlib"])
+def test_modules_that_can_not_be_found_by_name(pytester: pytest.Pytester, mode: str) -> None:
+    folder = pytester.mkdir("inner")
+    (folder / "test_inner.py").write_text(
+        _STEP + "@pytest.mark.ranks(2, processes=True)\ndef test_it(rank):\n    dist.barrier()\n"
+    )
+    pytester.runpytest_subprocess(f"--import-mode={mode}").assert_outcomes(passed=1)
+
+
+def test_beside_xdist(pytester: pytest.Pytester) -> None:
+    result = _run(
+        pytester,
+        """
+@pytest.mark.ranks([2, 3], seeds=3)
+@pytest.mark.parametrize("number", range(4))
+def test_threads(rank, world, number):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world.size
+
+@pytest.mark.ranks(2, processes=True)
+@pytest.mark.parametrize("number", range(2))
+def test_processes(rank, number):
+    dist.barrier()
+
+@pytest.mark.ranks(2)
+def test_fails(rank):
+    print("I am", rank)
+    assert rank == 0, "not me"
+    dist.barrier()
+""",
+        "-n",
+        "2",
+    )
+    result.assert_outcomes(passed=10, failed=1)
+    result.stdout.fnmatch_lines(["*AssertionError: not me*", "*on rank 1", "*again: pytest *"])
+    result.stdout.fnmatch_lines(["rank 1:", "I am 1"])
+
+
+def test_wrong_options(pytester: pytest.Pytester) -> None:
+    result = _run(pytester, "@pytest.mark.ranks(2, sede=3)\ndef test_it(rank):\n    pass\n")
+    result.stdout.fnmatch_lines(["*expected options of the mark ranks among seeds, seed, *, got ?'sede'?*"])
+    result = _run(pytester, "@pytest.mark.requires(2)\ndef test_it():\n    pass\n")
+    result.stdout.fnmatch_lines(["*expected the mark requires(min_ranks=2) and the like, got requires(2,)*"])

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +52,8 @@ def _fail(rank: int, world: pt.World) -> None:
 def test_the_first_failure_is_raised() -> None:
     with pytest.raises(LookupError, match="no shard") as caught:
         pt.run(_fail, 3, processes=True)
-    assert "on rank 1; because of it also on ranks 0, 2" in caught.value.__notes__
+    assert "on rank 1" in caught.value.__notes__
+    assert "because of it:\n  ranks 0, 2: PeerLost in barrier, seq 1" in caught.value.__notes__
     assert any("in _fail" in note for note in caught.value.__notes__)
 
 
@@ -83,3 +92,187 @@ def test_what_processes_can_not_be_sent() -> None:
         pt.run(_lambda, 1, processes=True)
     with pytest.raises(ValueError, match="they run freely"):
         pt.run(_sum, 2, processes=True, seed=1)
+
+
+def _outcome(rank: int, world: pt.World) -> str:
+    try:
+        for _ in range(3):
+            dist.all_reduce(torch.ones(1))
+    except phalanx.PeerLost as error:
+        return str(error)
+    return "done"
+
+
+def test_a_rank_that_is_killed_at_a_call() -> None:
+    first, killed, third = pt.run(_outcome, 3, processes=True, faults=[pt.kill(1, at_call=2)])
+    assert killed is None
+    for text in (first, third):
+        assert "rank 1 died (killed by SIGKILL) while rank" in text
+        assert "waited for it in all_reduce, seq 2" in text
+
+
+def test_a_rank_that_fails_at_a_call() -> None:
+    with pytest.raises(OSError, match="disk full") as caught:
+        pt.run(_outcome, 2, processes=True, faults=[pt.fail(0, at_call=3, error=OSError("disk full"))])
+    assert "on rank 0" in caught.value.__notes__
+
+
+def _seconds(rank: int, world: pt.World) -> float:
+    start = time.monotonic()
+    dist.barrier()
+    return time.monotonic() - start
+
+
+def test_a_rank_that_is_late_at_a_call() -> None:
+    assert min(pt.run(_seconds, 2, processes=True, faults=[pt.delay(0, at_call=1, seconds=0.3)])) >= 0.25
+
+
+def _spin(rank: int, world: pt.World) -> None:
+    while rank == 1:
+        pass
+    dist.barrier()
+
+
+def _hold(rank: int, world: pt.World) -> None:
+    while rank == 1:
+        with contextlib.suppress(BaseException):
+            time.sleep(100)
+    dist.barrier()
+
+
+def test_a_rank_that_is_stuck() -> None:
+    with pytest.raises(pt.Stuck, match=r"(?s)rank 1 did not communicate for 1 s; it was here:.*in _spin"):
+        pt.run(_spin, 2, processes=True, stuck_after=1.0)
+    with pytest.raises(
+        pt.Stuck,
+        match=r"(?s)rank 1 did not .* 1 s, did not end when it was interrupted, and was killed; it was here:.*in _hold",
+    ):
+        pt.run(_hold, 2, processes=True, stuck_after=1.0)
+
+
+def _leave_things(rank: int, world: pt.World) -> int:
+    os.environ["PHALANX_TEST_LEFT"] = "1"
+    os.chdir("/")
+    torch.manual_seed(rank)
+    random.seed(rank)
+    return os.getpid()
+
+
+def _see_things(rank: int, world: pt.World) -> tuple[Any, ...]:
+    seen = os.environ.get("PHALANX_TEST_LEFT"), os.environ.get("PHALANX_TEST_SET"), os.getcwd()
+    return *seen, torch.rand(1).item(), random.random(), torch.get_default_dtype(), os.getpid()
+
+
+def _set_dtype(rank: int, world: pt.World) -> int:
+    torch.set_default_dtype(torch.float64)
+    return os.getpid()
+
+
+def test_nothing_is_left_for_the_next_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = pt.run(_see_things, 2, processes=True)
+    assert set(pt.run(_leave_things, 2, processes=True)) == {seen[-1] for seen in before}
+    monkeypatch.setenv("PHALANX_TEST_SET", "2")
+    monkeypatch.chdir(tmp_path)
+    after = pt.run(_see_things, 2, processes=True)
+    assert {seen[:3] for seen in after} == {(None, "2", str(tmp_path))}
+    assert [seen[3:] for seen in after] == [seen[3:] for seen in before]
+    dirty = pt.run(_set_dtype, 2, processes=True)
+    replaced = pt.run(_see_things, 2, processes=True)
+    assert not set(dirty) & {seen[-1] for seen in replaced}
+    assert {seen[-2] for seen in replaced} == {torch.float32}
+
+
+def _load(rank: int, world: pt.World) -> float:
+    data = torch.utils.data.TensorDataset(torch.arange(4.0))
+    loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=1)
+    return sum(batch.sum().item() for (batch,) in loader)
+
+
+def test_ranks_may_have_children() -> None:
+    assert pt.run(_load, 2, processes=True) == [6.0, 6.0]
+
+
+def _speak(rank: int, world: pt.World) -> None:
+    print("I am", rank)
+    os.system(f"echo my child speaks >&2; test {rank} = 0")
+
+
+def test_what_ranks_print(capfd: pytest.CaptureFixture[str]) -> None:
+    pt.run(_speak, 2, processes=True)
+    captured = capfd.readouterr()
+    assert captured.out == "I am 0\nI am 1\n"
+    assert captured.err == "my child speaks\n" * 2
+
+
+def _exit(rank: int, world: pt.World) -> None:
+    sys.exit(rank)
+
+
+def test_a_rank_that_exits() -> None:
+    with pytest.raises(RuntimeError, match=r"rank 1 called sys.exit\(1\)"):
+        pt.run(_exit, 2, processes=True)
+
+
+_BUSY = """
+    import os, time
+    import phalanx.testing as pt
+
+    def work(rank, world):
+        (world.tmp_path / str(rank)).write_text(str(os.getpid()))
+        world.barrier()
+        if rank == 0:
+            with open(TOLD, "w") as out:
+                print(*[path.read_text() for path in world.tmp_path.iterdir()], file=out)
+        time.sleep(1000)
+
+    if __name__ == "__main__":
+        pt.run(work, 2, processes=True)
+"""
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_busy_workers_end_with_the_process_that_runs_tests(tmp_path: Path) -> None:
+    told = tmp_path / "pids"
+    source = textwrap.dedent(_BUSY).replace("TOLD", repr(str(told)))
+    program = tmp_path / "busy.py"
+    program.write_text(source)
+    process = subprocess.Popen([sys.executable, str(program)], env=os.environ | {"TMPDIR": str(tmp_path)})
+    try:
+        deadline = time.monotonic() + 50
+        while not told.exists() or len(told.read_text().split()) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    pids = [int(pid) for pid in told.read_text().split()]
+    while any(map(_is_alive, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_folders_that_are_left_over_are_removed(tmp_path: Path) -> None:
+    program = """
+        import os, signal, sys, time, pathlib
+        import phalanx.testing as pt
+
+        def work(rank, world):
+            (world.tmp_path / "file").touch()
+            if sys.argv[1] == "die":
+                os.utime(world.tmp_path, (0, 0))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        pt.run(work, 1)
+    """
+    source = textwrap.dedent(program)
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    for argument, left in (("die", 1), ("live", 0)):
+        subprocess.run([sys.executable, "-c", source, argument], env=environment, timeout=50)
+        assert len(list(tmp_path.glob("phalanx-run-*"))) == left

@@ -73,7 +73,10 @@ def test_the_first_failure_is_raised() -> None:
 
     with pytest.raises(LookupError, match="no shard") as caught:
         pt.run(fail, 3)
-    assert caught.value.__notes__[0] == "on rank 1; because of it also on ranks 0, 2"
+    assert caught.value.__notes__[:2] == [
+        "on rank 1",
+        "because of it:\n  ranks 0, 2: PeerLost in all_reduce, seq 1",
+    ]
 
 
 @pytest.mark.parametrize("schedule", ["round robin", "random", "free"])
@@ -237,7 +240,10 @@ def test_a_rank_that_is_stuck_gets_an_exception() -> None:
 
     with pytest.raises(pt.Stuck, match=r"(?s)rank 1 did not communicate for 0.2 s; it was here:.*in spin") as caught:
         pt.run(spin, 3, stuck_after=0.2)
-    assert caught.value.__notes__[0] == "on rank 1; because of it also on ranks 0, 2"
+    assert caught.value.__notes__[:2] == [
+        "on rank 1",
+        "because of it:\n  ranks 0, 2: PeerLost in barrier, seq 1",
+    ]
 
 
 def test_a_rank_that_can_not_be_interrupted_is_abandoned() -> None:
@@ -373,3 +379,130 @@ def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], match:
 def test_runs_can_not_be_nested() -> None:
     with pytest.raises(RuntimeError, match="runs can't be nested"):
         pt.run(lambda rank, world: pt.run(_sum, 2), 2)
+
+
+@pytest.mark.parametrize("schedule", ["round robin", "random", "free"])
+def test_ranks_that_disagree_are_told_before_the_others_come(schedule: str) -> None:
+    def disagree(rank: int, world: pt.World) -> str:
+        if rank == 2:
+            world.store.get("told")
+        with pytest.raises(phalanx.Mismatch) as caught:
+            dist.all_reduce(torch.ones(1)) if rank != 1 else dist.barrier()
+        world.store.set("told", "")
+        return str(caught.value)
+
+    results = pt.run(disagree, 3, schedule=schedule)
+    assert all("ranks 0 and 1 disagree" in text for text in results)
+    assert "the group is broken" in results[2]
+
+
+@pytest.mark.parametrize("schedule", ["round robin", "random", "free"])
+@pytest.mark.parametrize("how", ["raises", "returns", "killed"])
+def test_a_rank_that_ends_while_others_make_a_group(schedule: str, how: str) -> None:
+    told: list[str] = []
+
+    def make(rank: int, world: pt.World) -> None:
+        if rank == 2:
+            if how == "raises":
+                raise LookupError("no shard")
+            if how == "returns":
+                return
+            dist.barrier()
+        try:
+            dist.new_group([0, 1, 2])
+        except phalanx.PeerLost as error:
+            told.append(f"{error.peer}: {error}")
+            raise
+
+    faults = [pt.kill(2, at_call=1)] if how == "killed" else []
+    with pytest.raises(LookupError if how == "raises" else phalanx.PeerLost):
+        pt.run(make, 3, schedule=schedule, faults=faults)
+    ending = {"raises": "the first exception of rank 2: LookupError: no shard", "returns": "rank 2 ended while"}
+    assert [text[:3] for text in told] == ["2: "] * 2
+    assert all(
+        ending.get(how, "rank 2 died while the group was being made: killed by SIGKILL") in text for text in told
+    )
+
+
+def test_failures_that_are_not_caused_by_the_first() -> None:
+    def fail(rank: int, world: pt.World) -> None:
+        if rank in (1, 2):
+            raise ValueError(f"bad value {rank}")
+        if rank == 3:
+            raise ValueError("bad value 1")
+        world.barrier()
+
+    with pytest.raises(ValueError, match="bad value 1") as caught:
+        pt.run(fail, 5)
+    assert caught.value.__notes__[:-1] == [
+        "on rank 1, and the same on rank 3",
+        "because of it:\n  ranks 0, 4: PeerLost in barrier, seq 1",
+        "also, on its own:\n  rank 2: ValueError: bad value 2",
+    ]
+
+
+def test_each_rank_and_run_has_an_exception_of_its_own() -> None:
+    planned = OSError("disk full")
+    seen: list[BaseException] = []
+
+    def work(rank: int, world: pt.World) -> None:
+        try:
+            dist.recv(torch.ones(1), (rank + 1) % world.size)
+        except BaseException as error:
+            seen.append(error)
+            raise
+
+    for _ in range(2):
+        with pytest.raises(phalanx.Deadlock):
+            pt.run(work, 3)
+        with pytest.raises(OSError, match="disk full") as caught:
+            pt.run(work, 1, faults=[pt.fail(0, at_call=1, error=planned)])
+        assert caught.value is not planned
+        assert len([note for note in caught.value.__notes__ if note.startswith("again:")]) == 1
+    assert len({id(error) for error in seen}) == len(seen) == 8
+    assert not hasattr(planned, "__notes__")
+    with pytest.raises(ZeroDivisionError):
+        pt.run(work, 1, faults=[pt.fail(0, at_call=1, error=ZeroDivisionError)])
+
+
+def test_a_failure_says_how_to_repeat_it() -> None:
+    def work(rank: int, world: pt.World) -> None:
+        dist.barrier()
+
+    with pytest.raises(OSError, match="disk") as caught:
+        pt.run(work, 2, faults=[pt.fail(0, at_call=1, error=OSError("disk"))], timeout=timedelta(seconds=3))
+    again = caught.value.__notes__[-1]
+    assert again.startswith(
+        "again: pt.run(work, ranks=2, faults=[pt.fail(0, at_call=1, error=OSError('disk'))], timeout="
+    )
+    names = {"pt": pt, "work": work, "datetime": __import__("datetime")}
+    with pytest.raises(OSError, match="disk"):
+        eval(again.removeprefix("again: "), names)
+
+
+@pytest.mark.parametrize("schedule", ["round robin", "random", "free"])
+def test_ranks_that_mean_other_groups(schedule: str) -> None:
+    def make(rank: int, world: pt.World) -> str:
+        with pytest.raises(phalanx.GroupError) as caught:
+            dist.new_group([0, 1, 2] if rank else [0, 2])
+        return str(caught.value)
+
+    for text in pt.run(make, 3, schedule=schedule)[:1]:
+        assert text.startswith(
+            "[GROUP:SIZE] new_group, group '1', rank 0: expected the same ranks everywhere, got ranks"
+        )
+
+
+def test_ranks_that_try_again_to_make_a_group() -> None:
+    def make(rank: int, world: pt.World) -> float:
+        if rank == 0:
+            with pytest.raises(phalanx.CallTimeout, match="rank 1 did not come to make the group"):
+                phalanx.ProcessGroup(world.store, rank, world.size, timedelta(minutes=10))
+            world.store.set("again", "")
+        world.store.get("again")
+        group = phalanx.ProcessGroup(world.store, rank, world.size)
+        tensor = torch.ones(1)
+        group.allreduce(tensor).wait()
+        return tensor.item()
+
+    assert pt.run(make, 2, init=False) == [2.0, 2.0]

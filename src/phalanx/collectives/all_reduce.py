@@ -15,7 +15,7 @@ from phalanx.collectives.checks import (
     check_tensor,
     hash_layout,
 )
-from phalanx.collectives.moving import give, take
+from phalanx.collectives.moving import give, look
 from phalanx.collectives.reduction import reduce_in_rank_order
 from phalanx.types import DTYPE_CODES, Blocks, Call, GroupInfo
 
@@ -68,7 +68,7 @@ def build_coalesced(info: GroupInfo, tensors: Sequence[Tensor], reduce_op: int, 
 
 def meaning(calls: Sequence[Call]) -> None:
     factors = [call.factor for call in calls]
-    sources = [take(call.inputs)[0] for call in calls if call.inputs]
+    sources = [look(call.inputs) for call in calls if call.inputs]
     results = [reduce_in_rank_order(tensors, calls[0].reduce_op, factors) for tensors in zip(*sources, strict=True)]
     for call in calls:
         if call.outputs:

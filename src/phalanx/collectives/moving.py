@@ -11,12 +11,16 @@ from torch import Tensor
 
 from phalanx.types import DTYPE_CODES, Blocks
 
-__all__ = ["give", "take"]
+__all__ = ["give", "look", "take"]
 
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@torch.inference_mode()
+def look(blocks: Blocks) -> list[Tensor]:
+    """The tensors of the only block, flat: for those who write nothing before they have read all."""
+    return [_copyable(tensor).reshape(-1) for tensor in blocks.tensors]
+
+
 def take(blocks: Blocks) -> list[list[Tensor]]:
     """Flat copies of the tensors of each block."""
     copies = [_copyable(tensor).clone(memory_format=torch.contiguous_format).view(-1) for tensor in blocks.tensors]
@@ -26,7 +30,6 @@ def take(blocks: Blocks) -> list[list[Tensor]]:
     return [list(block) for block in zip(*parts, strict=True)]
 
 
-@torch.inference_mode()
 def give(blocks: Blocks, values: list[list[Tensor]]) -> None:
     """Writes flat values, of the form that `take` gives, to the tensors of each block."""
     if blocks.listed or (blocks.num == 1 and blocks.sizes is None):

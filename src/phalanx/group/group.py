@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -15,6 +15,9 @@ from phalanx.transports.base import Pending, Transport
 from phalanx.transports.rendezvous import Identity, join
 from phalanx.transports.shm import ShmTransport
 from phalanx.types import Call, GroupInfo, Store
+
+# What stands for the transport of a group of processes that is made from now on: tests watch calls with it.
+on_join: Callable[[ShmTransport], ShmTransport] | None = None
 
 
 class Group:
@@ -37,7 +40,8 @@ class Group:
         world = threads.place.world
         if world is not None:
             return Group(world.join(store, info, timeout), info, timeout)
-        return _ProcessesGroup(join(store, info, timeout, known), info, timeout)
+        transport = join(store, info, timeout, known)
+        return _ProcessesGroup(transport if on_join is None else on_join(transport), info, timeout)
 
     @property
     def seq(self) -> int:

@@ -472,12 +472,15 @@ class ProcessGroup(TorchProcessGroup):
         works, self._coalesced = self._coalesced, None
         return works or Works()
 
-    # What later versions will have.
-
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        raise self._not_yet(
-            "monitored_barrier", "use barrier(timeout=...), whose error names the ranks that are missing"
-        )
+        """A barrier that names the ranks that did not come, all of them, on every rank that did.
+
+        `wait_all_ranks` is torch's: whether to name all, which this always does. torch.distributed.monitored_barrier
+        refuses backends of any name but gloo.
+        """
+        self._group.run(barrier.build(self._info), seconds_of(timeout))
+
+    # What later versions will have.
 
     def split_group(self, *args: Any, **kwargs: Any) -> ProcessGroup | None:
         raise self._not_yet("split_group", "make the smaller group with torch.distributed.new_group(ranks)")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -12,7 +15,11 @@ from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import ProcessGroup, ReduceOp
 from torch.autograd import Variable
 from torch.distributed import GroupMember, distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName, _World
+from torch.futures import Future
+
+from phalanx.transports.futures import SharedTurnFuture
 
 __all__ = [
     "UNSET_TIMEOUT",
@@ -108,59 +115,79 @@ class _OwnWorld(_World):
 
 
 class OwnWorlds:
-    """Gives each rank that is a thread a world of torch's; other threads keep theirs.
+    """Gives each thread that is a rank a world of torch's; other threads keep theirs."""
 
-    `rank_here()` is None in a thread that is no rank.
-    """
-
-    def __init__(self, rank_here: Callable[[], int | None]) -> None:
-        self._rank_here = rank_here
-        self._worlds: dict[int, _OwnWorld] = {}
-        self._before: tuple[Any, ...] | None = None
+    def __init__(self) -> None:
+        self._here = _Here(distributed_c10d._world)
+        self._before: list[tuple[Any, str, Any]] = []
 
     def install(self) -> None:
-        self._before = (
-            distributed_c10d._world,
-            distributed_c10d.default_pg_timeout,
-            distributed_c10d._default_pg_init_method,
-            sys.excepthook,
-        )
-        distributed_c10d._world = _Switch(self._world_here)  # type: ignore[assignment]
-        distributed_c10d.default_pg_timeout = UNSET_TIMEOUT
+        self._replace(distributed_c10d, "_world", _Switch(self._here))
+        self._replace(distributed_c10d, "default_pg_timeout", UNSET_TIMEOUT)
+        self._replace(distributed_c10d, "_default_pg_init_method", distributed_c10d._default_pg_init_method)
+        # A default group's end puts back what was there when it was made.
+        self._replace(sys, "excepthook", sys.excepthook)
+        self._replace(DeviceMesh, "__init__", self._apart(DeviceMesh.__init__))
+        self._replace(torch._C, "_collect_all", partial(_collect_all, torch._C._collect_all))
         _distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
+
+    def enter(self) -> None:
+        """In the thread of a rank, first of all."""
+        self._here.world = _OwnWorld()
+        self._here.number = next(_numbers)
 
     def remove(self, for_all: bool = True) -> None:
         """`for_all`: also for threads that are ranks, which must have ended."""
-        assert self._before is not None
-        switch = distributed_c10d._world
         _distributed_c10d._set_thread_isolation_mode(False)  # type: ignore[attr-defined]
-        (
-            distributed_c10d._world,
-            distributed_c10d.default_pg_timeout,
-            distributed_c10d._default_pg_init_method,
-            sys.excepthook,
-        ) = self._before
+        switch = distributed_c10d._world
+        while self._before:
+            setattr(*self._before.pop())
         if not for_all:
             distributed_c10d._world = switch
 
-    def _world_here(self) -> Any:
-        rank = self._rank_here()
-        if rank is None:
-            assert self._before is not None
-            return self._before[0]
-        if rank not in self._worlds:
-            self._worlds[rank] = _OwnWorld()
-        return self._worlds[rank]
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        self._before.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    def _apart(self, original: Callable[..., None]) -> Callable[..., None]:
+        """Meshes of two ranks, or of two runs, are not equal: torch has caches that find one for the other."""
+
+        @wraps(original)
+        def init(mesh: Any, *args: Any, **kwargs: Any) -> None:
+            original(mesh, *args, **kwargs)
+            if self._here.number is not None:
+                mesh._thread_id = self._here.number
+
+        return init
+
+
+# Of all ranks there ever were, below those of threads.
+_numbers = itertools.count(-1, -1)
+
+
+class _Here(threading.local):
+    """The world of this thread, and which rank of all it is."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.number: int | None = None
 
 
 class _Switch:
     """Stands for the world of whoever asks."""
 
-    def __init__(self, world_here: Callable[[], Any]) -> None:
-        object.__setattr__(self, "_world_here", world_here)
+    def __init__(self, here: _Here) -> None:
+        object.__setattr__(self, "_here", here)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "_world_here")(), name)
+        return getattr(object.__getattribute__(self, "_here").world, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(object.__getattribute__(self, "_world_here")(), name, value)
+        setattr(object.__getattribute__(self, "_here").world, name, value)
+
+
+def _collect_all(original: Callable[..., Any], futures: list[Future[Any]]) -> Future[Any]:
+    """torch waits for such a future in C++, where a rank would keep its turn."""
+    collected = original(futures)
+    shared = [future for future in futures if isinstance(future, SharedTurnFuture)]
+    return shared[0].standing_for(collected, shared) if shared else collected

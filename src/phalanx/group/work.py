@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -46,6 +45,11 @@ class Work(TorchWork):
         self._tensors = tensors
         self._pending = pending
         self._source = source
+
+    @property
+    def pending(self) -> Pending | None:
+        """What is under way; None: the call has finished, and was waited for."""
+        return self._pending
 
     def wait(self, timeout: timedelta = _ZERO, limit: float | None = None) -> bool:
         """`limit` is the timeout of which an error is to speak, in seconds, where this is the rest of it."""
@@ -173,9 +177,12 @@ class Works(TorchWork):
         seconds = seconds_of(timeout)
         if seconds is None:
             return all(work.wait() for work in self._works)
-        until = time.monotonic() + seconds
+        until: float | None = None
         for work in self._works:
-            work.wait(timedelta(seconds=max(until - time.monotonic(), _LEAST)), limit=seconds)
+            pending = work.pending
+            if pending is not None:
+                until = pending.now() + seconds if until is None else until
+                work.wait(timedelta(seconds=max(until - pending.now(), _LEAST)), limit=seconds)
         return True
 
     def synchronize(self) -> None:

@@ -1,16 +1,24 @@
 """For tests of distributed programs: all ranks in one process, deterministic.
 
 runner.py      run: a function as several ranks
+options.py     what a run is given
 world.py       the world of one run: what each rank has of its own, where groups meet
+store.py       its store
 scheduler.py   whose turn it is, and what time
+free.py        ranks that run when they like
 schedules.py   who chooses, and choices as a string
+belongings.py  random generators and CPUs
+folders.py     folders that ranks share
 faults.py      kill, delay, fail
 graph.py       deadlocks in words
+blame.py       which failure caused which
+processes.py   ranks that are processes
+worker.py      one of them
 """
 
 from phalanx.errors import Deadlock
 from phalanx.testing.faults import delay, fail, kill
-from phalanx.testing.runner import Stuck, run
-from phalanx.testing.world import World
+from phalanx.testing.runner import run
+from phalanx.testing.world import Stuck, World
 
 __all__ = ["Deadlock", "Stuck", "World", "delay", "fail", "kill", "run"]

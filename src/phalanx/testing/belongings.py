@@ -6,12 +6,19 @@ import contextlib
 import ctypes
 import os
 import random
+import struct
 import sys
 from typing import Any
 
 import torch
 
-__all__ = ["Cpus", "Generators", "begin"]
+# Of a Mersenne twister: its words, and the position among them.
+_NUM_WORDS = 624
+_WORDS_BYTES = (_NUM_WORDS + 1) * 4
+
+_SEED = 0
+
+__all__ = ["Cpus", "Generators", "seed_generators"]
 
 
 class Generators:
@@ -21,13 +28,48 @@ class Generators:
 
     def __init__(self) -> None:
         self._torch = torch.get_rng_state()
-        self._python = random.getstate()
+        self._python = _python.state()
         self._numpy = _numpy.state()
 
     def restore(self) -> None:
         torch.set_rng_state(self._torch)
-        random.setstate(self._python)
+        _python.restore(self._python)
         _numpy.restore(self._numpy)
+
+
+class _Python:
+    """Python's generator. Its words are read and written where they lie: to make a tuple of them would take longer than
+    all else of a turn."""
+
+    def __init__(self) -> None:
+        self._generator: Any = getattr(random, "_inst", None)
+        self._address: int | None = None
+        known = random.Random(0)
+        words = struct.pack("624I", *known.getstate()[1][:_NUM_WORDS])
+        offset = ctypes.string_at(id(known), sys.getsizeof(known)).find(words)
+        # The position among the words lies beside them.
+        before = offset - 4
+        if type(self._generator) is random.Random and before > 0 and self._reads_position(known, before):
+            self._address = id(self._generator) + before
+
+    def _reads_position(self, known: random.Random, offset: int) -> bool:
+        positions = []
+        for _ in range(2):
+            positions.append(int.from_bytes(ctypes.string_at(id(known) + offset, 4), sys.byteorder))
+            known.getrandbits(32)
+        return positions == [_NUM_WORDS, 1]
+
+    def state(self) -> Any:
+        if self._address is None:
+            return random.getstate()
+        return ctypes.string_at(self._address, _WORDS_BYTES), self._generator.gauss_next
+
+    def restore(self, state: Any) -> None:
+        if self._address is None:
+            random.setstate(state)
+        else:
+            words, self._generator.gauss_next = state
+            ctypes.memmove(self._address, words, _WORDS_BYTES)
 
 
 class _Numpy:
@@ -38,15 +80,12 @@ class _Numpy:
         self._first: Any = None
         self._first_words: bytes | None = None
 
-    def begin(self) -> None:
-        """What it is now counts as unused."""
-        self._first_words = None
+    def seed(self) -> None:
+        """What it is then counts as unused."""
         random_module = getattr(sys.modules.get("numpy"), "random", None)
-        if random_module is None:
-            return
-        self._first = random_module.get_state(legacy=False)
-        # A normal number that is left over would be drawn without a change of the words.
-        if not self._first["has_gauss"]:
+        if random_module is not None:
+            random_module.seed(_SEED)
+            self._first = random_module.get_state(legacy=False)
             self._first_words = self._words()
 
     def state(self) -> Any:
@@ -66,36 +105,47 @@ class _Numpy:
         generator = None if mtrand is None else mtrand._rand._bit_generator
         if generator is None or type(generator).__name__ != "MT19937":
             return None
-        # 624 words and a position.
-        return ctypes.string_at(generator.ctypes.state_address, 625 * 4)
+        return ctypes.string_at(generator.ctypes.state_address, _WORDS_BYTES)
 
 
+_python = _Python()
 _numpy = _Numpy()
 
 
-def begin() -> None:
-    """Before a run: generators that are as they are now are unused."""
-    _numpy.begin()
+def seed_generators() -> Generators:
+    """Seeds all of them, and returns their states: with these every rank begins, whatever was drawn before."""
+    torch.manual_seed(_SEED)
+    random.seed(_SEED)
+    _numpy.seed()
+    return Generators()
 
 
 class Cpus:
     """Has threads that take turns do so on one CPU: a turn that goes to another one takes five times as long.
 
-    What they compute is then computed there, by one thread each.
+    Threads that are started within the context stay there, and compute with one thread each.
     """
 
     def __init__(self) -> None:
-        cpus = sorted(os.sched_getaffinity(0))
-        # Programs that run side by side, as those of pytest-xdist, take different ones.
-        self._cpu = cpus[os.getpid() % len(cpus)]
+        self._before = os.sched_getaffinity(0)
+        self._policy = os.sched_getscheduler(0)
         self._num_threads = torch.get_num_threads()
 
-    def pin(self) -> None:
-        """First of all in a rank's thread."""
+    def __enter__(self) -> None:
+        cpus = sorted(self._before)
         with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, {self._cpu})
-        torch.set_num_threads(1)
+            # Programs that run side by side, as those of pytest-xdist, take different ones.
+            os.sched_setaffinity(0, {cpus[os.getpid() % len(cpus)]})
+            # Whoever is given the turn does not push aside who gives it, and still has the GIL.
+            if self._policy == os.SCHED_OTHER:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
-    def restore(self) -> None:
-        """In the thread that made this: threads that it starts from now on are as they were before."""
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, self._before)
+            if self._policy == os.SCHED_OTHER:
+                os.sched_setscheduler(0, self._policy, os.sched_param(0))
+
+    def restore_num_threads(self) -> None:
+        """When all have ended, in the thread that made this: each of them has set the number for all to come."""
         torch.set_num_threads(self._num_threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 
 __all__ = ["Delay", "Fail", "Fault", "Kill", "check_faults", "delay", "fail", "kill"]
@@ -17,23 +18,41 @@ class Fault:
     at_call: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Kill(Fault):
     """The rank is gone, as after a SIGKILL: it says nothing, and nothing of it runs while others are observed."""
 
+    def __repr__(self) -> str:
+        return f"pt.kill({self.rank}, at_call={self.at_call})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Delay(Fault):
     """The rank comes later, by so many seconds of the run's own time."""
 
     seconds: float
 
+    def __repr__(self) -> str:
+        return f"pt.delay({self.rank}, at_call={self.at_call}, seconds={self.seconds!r})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Fail(Fault):
-    """The rank raises."""
+    """The rank raises the error, or one of that class."""
 
-    error: BaseException
+    error: BaseException | type[BaseException]
+
+    def __repr__(self) -> str:
+        return f"pt.fail({self.rank}, at_call={self.at_call}, error={self.error!r})"
+
+    def make(self) -> BaseException:
+        """One for each time: exceptions gather what happens to them."""
+        if isinstance(self.error, type):
+            return self.error()
+        try:
+            return copy(self.error)
+        except Exception:
+            return self.error
 
 
 def kill(rank: int, at_call: int = 1) -> Kill:
@@ -44,7 +63,7 @@ def delay(rank: int, at_call: int, seconds: float) -> Delay:
     return Delay(rank, at_call, seconds)
 
 
-def fail(rank: int, at_call: int, error: BaseException) -> Fail:
+def fail(rank: int, at_call: int, error: BaseException | type[BaseException]) -> Fail:
     return Fail(rank, at_call, error)
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from phalanx.testing.scheduler import Nap, Scheduling, Timer, Waitable
 
@@ -19,7 +20,7 @@ class Free(Scheduling):
     The lock is held for moments only, and nothing else is called with it held.
     """
 
-    def __init__(self, size: int, on_deadlock: Callable[[], None], on_point: Callable[[int, int], None]) -> None:
+    def __init__(self, size: int, on_deadlock: Callable[[], None], on_point: Callable[[int, int], None] | None) -> None:
         super().__init__(size, on_deadlock, on_point)
         self._changed = threading.Condition()
         self._begun = threading.Event()
@@ -43,15 +44,22 @@ class Free(Scheduling):
             self._look_for_the_end()
             self._changed.notify_all()
 
-    def point(self, what: str) -> None:
+    def now(self) -> float:
+        return time.monotonic()
+
+    def point(self, *what: Any) -> None:
+        self.num_turns += 1
         self.pause()
-        self._come_to_point(what)
+        self._come_to_point(self.rank, what)
 
     def pause(self) -> None:
+        # Whoever looks again and again does not get on by that.
         self._check_abandoned()
-        self.num_turns += 1
         os.sched_yield()
-        self.call_back()
+        self._receive(self._ranks[self.rank])
+
+    def step(self) -> None:
+        """Others run as it is."""
 
     def sleep(self, seconds: float) -> None:
         self.wait(Nap(), seconds)
@@ -63,11 +71,11 @@ class Free(Scheduling):
             self._look_for_the_end()
             self._changed.notify_all()
         me.turn.acquire()
-        self._raise_interrupt()
+        self._receive(me)
 
     def wait(self, ticket: Waitable, timeout: float | None) -> bool:
         me = self._ranks[self.rank]
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else self.now() + timeout
         waits = True
         if timeout is not None:
             # So that all know that somebody will go on.
@@ -75,8 +83,7 @@ class Free(Scheduling):
         try:
             while not ticket.ended:
                 self._check_abandoned()
-                self._raise_interrupt()
-                self.call_back()
+                self._receive(me)
                 self._expire()
                 if until is not None and time.monotonic() >= until:
                     break
@@ -130,6 +137,9 @@ class Free(Scheduling):
                 heapq.heappush(self._timers, entry)
 
     def wake(self, ticket: Waitable) -> None:
+        self._notify()
+
+    def happened(self) -> None:
         self._notify()
 
     def call_as(self, rank: int, callback: Callable[[], None]) -> None:

@@ -4,38 +4,59 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from phalanx.errors import Deadlock
 from phalanx.group.endings import is_framework
-from phalanx.transports.meeting import Ticket
+from phalanx.types import describe_ranks
 
-__all__ = ["describe_deadlock"]
+__all__ = ["Wait", "describe_deadlock"]
 
 _HINTS = {
     "P2P": "let one side receive first, or use isend and irecv, or batch_isend_irecv",
     "ORDER": "make all ranks issue the calls of these groups in the same order, or asynchronously",
     "JOIN": "make all ranks make the same groups in the same order",
+    "STORE": "let a rank that does not wait set these keys",
+    "EXIT": "look why a rank ended before the others were done with it; let it make as many calls as they do",
 }
 
 
-def describe_deadlock(waiting: Mapping[int, Ticket], frames: Mapping[int, FrameType]) -> Deadlock:
-    """`waiting` has the ranks that wait, `frames` where they are in the program."""
-    edges = {rank: [peer for peer in ticket.waited_for() if peer in waiting] for rank, ticket in waiting.items()}
-    core = shortest_cycle(edges) or sorted(waiting)
+class Wait(Protocol):
+    """What a rank waits for."""
+
+    @property
+    def kind(self) -> str:
+        """Of a deadlock that is made of such waits."""
+
+    def describe(self) -> str: ...
+
+    def waited_for(self) -> list[int]:
+        """The ranks, of all, without which it can't end."""
+
+
+def describe_deadlock(waiting: Mapping[int, Wait], frames: Mapping[int, FrameType], ended: Collection[int]) -> Deadlock:
+    """`waiting` has the ranks that wait, `frames` where they are in the program, `ended` those that do not run any
+    more."""
+    wanted = {rank: wait.waited_for() for rank, wait in waiting.items()}
+    core = shortest_cycle({rank: [peer for peer in peers if peer in waiting] for rank, peers in wanted.items()})
+    gone = sorted(ended) if not core else []
+    core = core or _waiting_for(ended, wanted) or sorted(waiting)
     if not core:
         return Deadlock(
             "nobody can go on: ranks look again and again whether a call has ended, and none will",
             code="DEADLOCK:ORDER",
             hint=_HINTS["ORDER"],
         )
-    lines = [_line(rank, waiting[rank], edges[rank], core, frames.get(rank)) for rank in core]
+    lines = [_line(rank, waiting[rank], wanted[rank], core, gone, frames.get(rank)) for rank in core]
+    if gone:
+        lines.append(f"  {describe_ranks(gone)} {'has' if len(gone) == 1 else 'have'} ended")
     others = len(waiting) - len(core)
     if others:
         lines.append(f"  {others} more {'rank waits' if others == 1 else 'ranks wait'} for these")
-    kind = _kind([waiting[rank] for rank in core])
+    kind = "EXIT" if gone else _kind([waiting[rank] for rank in core])
     return Deadlock("\n".join(["nobody can go on", *lines]), code=f"DEADLOCK:{kind}", hint=_HINTS[kind])
 
 
@@ -63,20 +84,19 @@ def _way_back(start: int, edges: Mapping[int, Iterable[int]]) -> list[int]:
     return []
 
 
-def _kind(tickets: Iterable[Ticket]) -> str:
-    ops = {ticket.op for ticket in tickets}
-    if "new_group" in ops:
-        return "JOIN"
-    return "P2P" if ops <= {"send", "recv"} else "ORDER"
+def _waiting_for(ended: Collection[int], wanted: Mapping[int, list[int]]) -> list[int]:
+    return [rank for rank in sorted(wanted) if any(peer in ended for peer in wanted[rank])]
 
 
-def _line(rank: int, ticket: Ticket, peers: list[int], core: list[int], frame: FrameType | None) -> str:
-    wanted = [peer for peer in peers if peer in core] or peers
-    whom = f"rank {wanted[0]}" if len(wanted) == 1 else f"ranks {', '.join(map(str, wanted))}" if wanted else "nobody"
-    what = f"{ticket.op}, seq {ticket.seq}" if ticket.seq else ticket.op
-    if ticket.op in ("send", "recv"):
-        what += f", tag {ticket.tag}"
-    return f"  rank {rank} waits for {whom} in {what}, group {ticket.meeting.name!r}{_where(frame)}"
+def _kind(waits: Iterable[Wait]) -> str:
+    kinds = {wait.kind for wait in waits}
+    return next((kind for kind in ("JOIN", "STORE", "ORDER") if kind in kinds), "P2P")
+
+
+def _line(rank: int, wait: Wait, peers: list[int], core: list[int], gone: list[int], frame: FrameType | None) -> str:
+    wanted = [peer for peer in peers if peer in core or peer in gone] or peers
+    whom = f" for {describe_ranks(wanted)}" if wanted else ""
+    return f"  rank {rank} waits{whom} in {wait.describe()}{_where(frame)}"
 
 
 def _where(frame: FrameType | None) -> str:

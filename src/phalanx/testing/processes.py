@@ -1,99 +1,109 @@
 """Runs a function as ranks that are processes, on shared memory. Workers stay for the next run.
 
 A worker that was killed, or that a run left in a state it did not find it in, is replaced. Workers end with this
-process, whatever becomes of it: they read from a pipe that ends with it.
+process, whatever becomes of it.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
 import signal
 import sys
-import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
+from phalanx.testing.blame import Failure
+from phalanx.testing.faults import Kill
+from phalanx.testing.folders import folder_of_run
+from phalanx.testing.options import Options
+from phalanx.testing.worker import ALARM, STREAMS, Answer, Progress, Task, serve, stack_path, stream_path
+from phalanx.testing.world import Stuck
 
-from phalanx.testing.world import World
+__all__ = ["Tell", "run_in_processes"]
 
-__all__ = ["run_in_processes"]
+# Gets what a rank printed: rank, name of the stream, text.
+Tell = Callable[[int, str, str], None]
 
 # Seconds that workers are given after the first failure, or to end.
 _PATIENCE = 10.0
-
-
-@dataclass
-class _Task:
-    """What a worker is sent, as far as it can be pickled by itself; the function comes pickled, with what it needs."""
-
-    function: bytes
-    path: list[str]
-    rank: int
-    ranks: int
-    folder: str
-    init: bool
-    timeout: timedelta | None
-
-
-@dataclass
-class _Answer:
-    value: Any = None
-    error: BaseException | None = None
-    trace: str = ""
-    clean: bool = True
-    at: float = 0.0
+# Seconds between two looks at whether ranks get on.
+_BETWEEN_LOOKS = 0.25
 
 
 class _Worker:
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "phalanx.testing.processes"])
+        context.set_forkserver_preload(["torch", "torch.distributed", "phalanx.testing.worker"])
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        # Nobody writes; it ends with this process.
+        life, self._life = context.Pipe(duplex=False)
+        # Not a daemon: ranks may have children, as a DataLoader's.
+        self.process = context.Process(target=serve, args=(theirs, life), daemon=False)
         self.process.start()
         theirs.close()
+        life.close()
 
     def end(self) -> None:
         self.process.kill()
         self.process.join()
         self.pipe.close()
+        self._life.close()
 
 
 _idle: list[_Worker] = []
 _lock = threading.Lock()
 
 
-def run_in_processes(
-    function: Callable[[int, World], Any], ranks: int, init: bool, timeout: timedelta | None
-) -> tuple[list[Any], list[tuple[int, BaseException]]]:
+def run_in_processes(options: Options, tell: Tell | None) -> tuple[list[Any], list[Failure]]:
     """What each rank returned, and the failures in the order in which they came."""
-    pickled = _pickled(function)
+    function, ranks = _pickled(options.function), options.ranks
     workers = _take(ranks)
-    answers: dict[int, _Answer] = {}
+    answers: dict[int, Answer] = {}
     try:
-        with tempfile.TemporaryDirectory(prefix="phalanx-") as folder:
-            for rank, worker in enumerate(workers):
-                worker.pipe.send(_Task(pickled, sys.path, rank, ranks, folder, init, timeout))
-            _collect(workers, answers)
+        with folder_of_run() as path:
+            folder = str(path)
+            Path(folder, "shared").mkdir()
+            progress = Progress(folder, ranks)
+            try:
+                for rank in range(ranks):
+                    _send(workers, rank, _task(options, function, rank, folder))
+                _Collection(options, workers, answers, folder, progress).collect()
+            finally:
+                _tell_all(folder, ranks, tell or _print)
     finally:
         _give_back(workers, answers)
     failures = [(rank, answer.error) for rank, answer in answers.items() if answer.error is not None]
     failures.sort(key=lambda failure: answers[failure[0]].at)
     return [answers[rank].value for rank in range(ranks)], failures
+
+
+def _task(options: Options, function: bytes, rank: int, folder: str) -> Task:
+    inner: Any = options.function
+    while isinstance(inner, partial):
+        inner = inner.args[0] if inner.args and callable(inner.args[0]) else inner.func
+    file = getattr(sys.modules.get(getattr(inner, "__module__", "")), "__file__", None)
+    return Task(
+        function=function,
+        module=(inner.__module__, file) if file is not None else None,
+        path=sys.path,
+        environ=dict(os.environ),
+        working_folder=os.getcwd(),
+        rank=rank,
+        ranks=options.ranks,
+        folder=folder,
+        init=options.init,
+        timeout=options.timeout,
+        stuck_after=options.stuck_after,
+        faults={call: faults for (whose, call), faults in options.faults_by_call.items() if whose == rank},
+    )
 
 
 def _pickled(function: Callable[..., Any]) -> bytes:
@@ -106,32 +116,108 @@ def _pickled(function: Callable[..., Any]) -> bytes:
         ) from None
 
 
-def _collect(workers: list[_Worker], answers: dict[int, _Answer]) -> None:
-    deadline = None
-    while len(answers) < len(workers):
-        waited = {workers[rank].pipe: rank for rank in range(len(workers)) if rank not in answers}
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = multiprocessing.connection.wait(list(waited), left)
+def _send(workers: list[_Worker], rank: int, task: Task) -> None:
+    sent = pickle.dumps(task)
+    try:
+        workers[rank].pipe.send_bytes(sent)
+    except (BrokenPipeError, ConnectionResetError):
+        # It died while it was idle.
+        workers[rank].end()
+        workers[rank] = _Worker()
+        workers[rank].pipe.send_bytes(sent)
+
+
+class _Collection:
+    """Gathers the answers. Ranks that do not get on are interrupted, and killed where that does not help."""
+
+    def __init__(
+        self, options: Options, workers: list[_Worker], answers: dict[int, Answer], folder: str, progress: Progress
+    ) -> None:
+        self._options = options
+        self._workers = workers
+        self._answers = answers
+        self._folder = folder
+        self._progress = progress
+
+    def collect(self) -> None:
+        seen, since = self._progress.counts(), time.monotonic()
+        interrupted: list[int] = []
+        deadline: float | None = None
+        while len(self._answers) < len(self._workers):
+            ready = self._receive()
+            now, counts = time.monotonic(), self._progress.counts()
+            if ready or counts != seen:
+                seen, since, interrupted = counts, now, []
+            if deadline is None and any(answer.error is not None for answer in self._answers.values()):
+                deadline = now + _PATIENCE
+            if deadline is not None and now >= deadline:
+                self._kill(self._pending(), f"did not end within {_PATIENCE:g} s of the first failure")
+            elif now - since >= self._options.stuck_after:
+                if interrupted:
+                    silent = f"did not communicate for {self._options.stuck_after:g} s"
+                    self._kill(interrupted, f"{silent}, did not end when it was interrupted")
+                since, interrupted = now, self._interrupt(counts)
+
+    def _pending(self) -> list[int]:
+        return [rank for rank in range(len(self._workers)) if rank not in self._answers]
+
+    def _receive(self) -> bool:
+        waited = {self._workers[rank].pipe: rank for rank in self._pending()}
+        ready = multiprocessing.connection.wait(list(waited), min(_BETWEEN_LOOKS, self._options.stuck_after))
         for rank in [rank for pipe, rank in waited.items() if pipe in ready]:
+            worker = self._workers[rank]
             try:
-                # Not through torch's pickler, which would share memory with the worker.
-                answers[rank] = pickle.loads(workers[rank].pipe.recv_bytes())
+                self._answers[rank] = pickle.loads(worker.pipe.recv_bytes())
             except (EOFError, ConnectionResetError):
-                workers[rank].process.join()
-                answers[rank] = _Answer(error=_died(rank, workers[rank].process.exitcode), clean=False, at=time.time())
-        if not ready:
-            for rank in set(range(len(workers))) - set(answers):
-                late = f"rank {rank} did not end within {_PATIENCE:g} s of the first failure, and was killed"
-                error = RuntimeError(late)
-                answers[rank] = _Answer(error=error, clean=False, at=time.time())
-        if deadline is None and any(answer.error is not None for answer in answers.values()):
-            deadline = time.monotonic() + _PATIENCE
+                worker.process.join()
+                code = worker.process.exitcode
+                was_planned = code == -signal.SIGKILL and self._is_to_be_killed(rank)
+                error = None if was_planned else _died(rank, code)
+                self._answers[rank] = Answer(error=error, clean=False, at=time.time())
+        return bool(ready)
+
+    def _is_to_be_killed(self, rank: int) -> bool:
+        by_call = self._options.faults_by_call
+        return any(
+            isinstance(fault, Kill) for (whose, _), faults in by_call.items() for fault in faults if whose == rank
+        )
+
+    def _interrupt(self, counts: tuple[int, ...]) -> list[int]:
+        """Those outside of a call, for which the others wait; where all are inside they wait for each other."""
+        pending = self._pending()
+        stuck = [rank for rank in pending if counts[rank] % 2 == 0] or pending
+        for rank in stuck:
+            pid = self._workers[rank].process.pid
+            if pid is not None:
+                os.kill(pid, ALARM)
+        return stuck
+
+    def _kill(self, ranks: list[int], why: str) -> None:
+        for rank in ranks:
+            self._workers[rank].process.kill()
+            stack = stack_path(self._folder, rank)
+            where = stack.read_text() if stack.exists() else ""
+            error = Stuck(f"rank {rank} {why}, and was killed" + (f"; it was here:\n{where}" if where else ""))
+            self._answers[rank] = Answer(error=error, clean=False, at=time.time())
 
 
 def _died(rank: int, code: int | None) -> BaseException:
     if code is not None and code < 0:
         return RuntimeError(f"rank {rank} was killed by {signal.Signals(-code).name}")
     return RuntimeError(f"rank {rank} ended with exit code {code}")
+
+
+def _tell_all(folder: str, ranks: int, tell: Tell) -> None:
+    for rank in range(ranks):
+        for stream in STREAMS:
+            path = stream_path(folder, stream, rank)
+            text = path.read_text(errors="replace") if path.exists() else ""
+            if text:
+                tell(rank, stream, text)
+
+
+def _print(rank: int, stream: str, text: str) -> None:
+    getattr(sys, stream).write(text)
 
 
 def _take(num: int) -> list[_Worker]:
@@ -146,7 +232,7 @@ def _take(num: int) -> list[_Worker]:
     return workers + [_Worker() for _ in range(num - len(workers))]
 
 
-def _give_back(workers: list[_Worker], answers: dict[int, _Answer]) -> None:
+def _give_back(workers: list[_Worker], answers: dict[int, Answer]) -> None:
     for rank, worker in enumerate(workers):
         if rank in answers and answers[rank].clean:
             with _lock:
@@ -163,47 +249,3 @@ def _end_all() -> None:
 
 # A forked child does not own the workers.
 os.register_at_fork(after_in_child=_idle.clear)
-
-
-def _serve(pipe: multiprocessing.connection.Connection) -> None:
-    torch.set_num_threads(1)
-    while True:
-        try:
-            task: _Task = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
-        pipe.send_bytes(_pickled_answer(_answer(task)))
-
-
-def _answer(task: _Task) -> _Answer:
-    before = threading.active_count()
-    sys.path[:] = task.path
-    answer = _Answer()
-    store = FileStore(os.path.join(task.folder, "store"), task.ranks)
-    given = World(task.ranks, store, lambda: Path(task.folder))
-    try:
-        function = pickle.loads(task.function)
-        if task.init:
-            own = PrefixStore("world", store)
-            dist.init_process_group("phalanx", store=own, rank=task.rank, world_size=task.ranks, timeout=task.timeout)
-        answer.value = function(task.rank, given)
-    except BaseException as error:
-        answer.at = time.time()
-        answer.error, answer.trace = error, traceback.format_exc()
-    with contextlib.suppress(Exception):
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    answer.clean = not dist.is_initialized() and threading.active_count() <= before
-    if answer.error is not None:
-        answer.error.add_note(answer.trace)
-    return answer
-
-
-def _pickled_answer(answer: _Answer) -> bytes:
-    try:
-        pickled = pickle.dumps(answer)
-        pickle.loads(pickled)
-    except Exception as error:
-        told = answer.trace or f"a result of {type(answer.value)} can't be sent: {error}"
-        return pickle.dumps(_Answer(error=RuntimeError(told), clean=answer.clean, at=time.time()))
-    return pickled

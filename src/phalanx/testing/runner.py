@@ -1,9 +1,8 @@
-"""Runs a function as several ranks in one process."""
+"""Runs a function as several ranks."""
 
 from __future__ import annotations
 
 import ctypes
-import inspect
 import sys
 import threading
 import time
@@ -11,30 +10,24 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from phalanx.errors import PeerLost
-from phalanx.testing.faults import Fault, check_faults
-from phalanx.testing.processes import run_in_processes
-from phalanx.testing.schedules import Policy, RandomChoice, Replay, RoundRobin, Trace, decode, encode
-from phalanx.testing.world import ThreadsWorld, Unwound, World
-from phalanx.transports import threads
+from phalanx.testing.blame import Failure, first_failure
+from phalanx.testing.faults import Fault
+from phalanx.testing.options import Options
+from phalanx.testing.processes import Tell, run_in_processes
+from phalanx.testing.schedules import Policy, Recorded, Replay, Trace
+from phalanx.testing.world import Interruption, Stuck, ThreadsWorld, Unwound, World
 
-__all__ = ["run"]
-
-_SCHEDULES = ("round robin", "random", "free")
-
+__all__ = ["execute", "run"]
 
 # Seconds between two looks at whether a run gets on.
 _BETWEEN_LOOKS = 0.25
-
-
-class Stuck(RuntimeError):
-    """A rank neither ends nor communicates."""
+# torch has one world for all threads, and a run has it replaced.
+_running = threading.Lock()
 
 
 def run(
@@ -53,97 +46,104 @@ def run(
 ) -> list[Any]:
     """Calls function(rank, world) once for each rank and returns what each returned, by rank.
 
-    torch.distributed's functions work inside, each rank with groups of its own. The first failure is raised; a note
-    in it has the schedule, which `replay` repeats. Ranks take turns where they communicate: one after another, or with
-    `schedule="random"` (or a `seed`) as the seed has it; with `schedule="free"` all run at once. With `check` the
-    program is run twice, and it is an error if it does not do the same. Without `timeout` calls of the default group
-    wait for ever; a deadlock is found at once. A rank that does not communicate for `stuck_after` seconds, of real
-    time, gets an exception.
+    torch.distributed's functions work inside, each rank with groups of its own. The first failure is raised; its notes
+    name the rank, what it caused on others, and the call that repeats the schedule. Ranks take turns where they
+    communicate: one after another, or with `schedule="random"` (or a `seed`) as the seed has it; with
+    `schedule="free"` all run at once. With `check` the program is run twice, and it is an error if it does not do the
+    same. Without `timeout` calls of the default group wait for ever; a deadlock is found at once. A rank that does not
+    communicate for `stuck_after` seconds, of real time, gets an exception. `faults` (`kill`, `delay`, `fail`) happen to
+    ranks when they come to a call. With `init=False` the function makes the default group itself.
 
     With `processes` the ranks are processes, on shared memory, and run freely.
     """
-    _check(function, ranks)
-    by_call = check_faults(faults, ranks)
-    if processes:
-        if by_call or check or (seed, schedule, replay) != (None, None, None):
-            raise ValueError("expected no schedule, check or faults for ranks that are processes: they run freely")
-        results, failures = run_in_processes(function, ranks, init, timeout)
+    __tracebackhide__ = True
+    return execute(
+        Options(function, ranks, seed, schedule, replay, check, faults, init, timeout, stuck_after, processes)
+    )
+
+
+def execute(options: Options, command: Callable[[str], str] | None = None, tell: Tell | None = None) -> list[Any]:
+    """`command` makes of a replay string what the user is told to do with it; `tell` gets what processes print."""
+    __tracebackhide__ = True
+    if options.processes:
+        results, failures = run_in_processes(options, tell)
         if failures:
-            raise _to_blame(failures)
+            _raise(first_failure(failures))
         return results
-    if replay is not None and (seed is not None or schedule is not None):
-        raise ValueError("expected a schedule to replay or a way to choose one, got both")
-    recorded = None if replay is None else decode(replay)
-    if recorded is not None and recorded[0] != ranks:
-        raise ValueError(f"expected a schedule of {ranks} ranks, got one of {recorded[0]}")
+    if not _running.acquire(blocking=False):
+        raise RuntimeError("expected one run at a time in a process, got a second one in another thread")
+    try:
+        return _execute(options, command or options.call_to_replay)
+    finally:
+        _running.release()
 
-    if schedule == "free" and (check or seed is not None):
-        raise ValueError("expected no seed or check for ranks that run freely")
 
-    def once(policy: Policy | None) -> _Outcome:
-        return _run_once(function, ranks, ThreadsWorld(ranks, policy, by_call), init, timeout, stuck_after)
+def _raise(error: BaseException) -> None:
+    """The one frame that a report shows of this process: what happened in the other is a note of the error."""
+    raise error
 
-    policy = _policy(schedule, seed) if recorded is None else Replay(recorded[2], recorded[1])
-    outcome = once(policy)
-    if recorded is not None and (outcome.choices != recorded[2] or outcome.trace.fingerprint() != recorded[3]):
+
+def _execute(options: Options, command: Callable[[str], str]) -> list[Any]:
+    __tracebackhide__ = True
+    policy = options.policy()
+    outcome = _run_once(options, policy)
+    recorded = options.recorded
+    if recorded is not None and (outcome.choices, outcome.trace.fingerprint()) != recorded[2:]:
         raise ValueError("expected the schedule of this program, got one of a program that does other things")
-    if check and policy is not None:
-        again = once(Replay(outcome.choices, policy.at_calls))
+    if options.check and policy is not None:
+        again = _run_once(options, Replay(outcome.choices, policy.at_calls))
         difference = outcome.trace.first_difference(again.trace)
         if difference is not None:
             raise RuntimeError(f"expected a program that does the same each time, got other events: {difference}")
-    if outcome.failures:
-        raise _first(outcome, ranks, policy)
-    return outcome.results
+    if not outcome.failures:
+        return outcome.results
+    error = first_failure(outcome.failures)
+    if policy is not None:
+        schedule = Recorded(options.ranks, policy.at_calls, outcome.choices, outcome.trace.fingerprint())
+        error.add_note(f"again: {command(schedule.encode())}")
+    raise error
 
 
 @dataclass
 class _Outcome:
     results: list[Any]
-    failures: list[tuple[int, BaseException]]
+    failures: list[Failure]
     choices: list[int]
     trace: Trace
 
 
-def _run_once(
-    function: Callable[[int, World], Any],
-    ranks: int,
-    world: ThreadsWorld,
-    init: bool,
-    timeout: timedelta | None,
-    stuck_after: float,
-) -> _Outcome:
-    outcome = _Outcome([None] * ranks, [], world.turns.choices, world.turns.trace)
-    with world:
+def _run_once(options: Options, policy: Policy | None) -> _Outcome:
+    ranks = options.ranks
+    with ThreadsWorld(ranks, policy, options.faults_by_call) as world:
+        outcome = _Outcome([None] * ranks, [], world.turns.choices, world.turns.trace)
         given = World(ranks, world.store, world.folder)
 
         def body(rank: int) -> None:
+            __tracebackhide__ = True
             error: BaseException | None = None
             try:
-                if init:
+                if options.init:
                     store = PrefixStore("world", world.store)
-                    dist.init_process_group("phalanx", store=store, rank=rank, world_size=ranks, timeout=timeout)
-                outcome.results[rank] = function(rank, given)
+                    dist.init_process_group(
+                        "phalanx", store=store, rank=rank, world_size=ranks, timeout=options.timeout
+                    )
+                outcome.results[rank] = options.function(rank, given)
             except BaseException as caught:
-                # The one that was thrown in has no message.
-                error = caught if not isinstance(caught, Stuck) or world.stuck is None else world.stuck
-                if isinstance(caught, SystemExit):
+                error = caught
+                if isinstance(caught, Interruption):
+                    error = world.stuck.get(rank, caught)
+                elif isinstance(caught, SystemExit):
                     error = RuntimeError(f"rank {rank} called sys.exit({caught.code!r})") if caught.code else None
                 if error is not None and rank not in world.killed:
                     outcome.failures.append((rank, error))
             world.end(rank, error)
 
-        workers = [
-            threading.Thread(target=world.main_of, args=(rank, partial(body, rank)), name=f"rank {rank}", daemon=True)
-            for rank in range(ranks)
-        ]
-        for worker in workers:
-            worker.start()
+        workers = world.start(body)
         try:
             world.turns.begin()
-            _watch(world, workers, stuck_after)
+            _watch(world, workers, options.stuck_after)
             while world.turns.free(Unwound()):
-                _watch(world, workers, stuck_after)
+                _watch(world, workers, options.stuck_after)
         except BaseException:
             # Ctrl-C, or a rank that is stuck: ranks end where they communicate next.
             world.abandon(Unwound())
@@ -164,53 +164,12 @@ def _watch(world: ThreadsWorld, workers: list[threading.Thread], stuck_after: fl
             continue
         rank = turns.current
         thread = workers[rank].ident
-        assert thread is not None
-        frame = sys._current_frames().get(thread)
+        frame = None if thread is None else sys._current_frames().get(thread)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         what = f"rank {rank} did not communicate for {stuck_after:g} s"
         if told:
             raise Stuck(f"{what}, ignored an exception, and its thread was abandoned; it was here:\n{stack}")
-        world.stuck = Stuck(f"{what}; it was here:\n{stack}")
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Stuck))
+        world.stuck[rank] = Stuck(f"{what}; it was here:\n{stack}")
+        if thread is not None and workers[rank].is_alive():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interruption))
         since, told = time.monotonic(), True
-
-
-def _first(outcome: _Outcome, ranks: int, policy: Policy | None) -> BaseException:
-    error = _to_blame(outcome.failures)
-    if policy is None:
-        return error
-    error.add_note(f"again: replay={encode(ranks, policy.at_calls, outcome.choices, outcome.trace.fingerprint())!r}")
-    return error
-
-
-def _to_blame(failures: list[tuple[int, BaseException]]) -> BaseException:
-    """Not one that only was told of another."""
-    rank, error = next(((r, e) for r, e in failures if not isinstance(e, PeerLost)), failures[0])
-    others = sorted(r for r, _ in failures if r != rank)
-    error.add_note(f"on rank {rank}" + (f"; because of it also on {_listed(others)}" if others else ""))
-    return error
-
-
-def _listed(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-def _policy(schedule: str | None, seed: int | None) -> Policy | None:
-    if schedule not in (None, *_SCHEDULES):
-        raise ValueError(f"expected a schedule of {', '.join(map(repr, _SCHEDULES))}, got {schedule!r}")
-    if schedule == "free":
-        return None
-    if schedule == "round robin" or (schedule is None and seed is None):
-        return RoundRobin()
-    return RandomChoice(0 if seed is None else seed)
-
-
-def _check(function: Callable[..., Any], ranks: int) -> None:
-    if threads.place.world is not None:
-        raise RuntimeError("expected to be outside of a run, got a call from one of its ranks; runs can't be nested")
-    if type(ranks) is not int or ranks < 1:
-        raise ValueError(f"expected at least one rank, got {ranks!r}")
-    try:
-        inspect.signature(function).bind(0, None)
-    except TypeError as error:
-        raise TypeError(f"expected a function that takes (rank, world), got {function!r}: {error}") from None

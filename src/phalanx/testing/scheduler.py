@@ -12,16 +12,29 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from phalanx.errors import InvalidCall
 from phalanx.testing.schedules import Policy, Trace
+
+# Who looks so often, while nothing happens, looks in vain.
+_MANY_LOOKS = 1000
 
 __all__ = ["Nap", "Scheduling", "Turns", "Waitable"]
 
 
 class _Rank:
-    __slots__ = ("inbox", "interrupt", "num_points", "parked", "polled_at", "polls_in_vain", "turn", "waits_for")
+    __slots__ = (
+        "inbox",
+        "interrupt",
+        "num_looks",
+        "num_points",
+        "parked",
+        "polled_at",
+        "polls_in_vain",
+        "turn",
+        "waits_for",
+    )
 
     def __init__(self) -> None:
         # Held, but for the moment between being given the turn and taking it.
@@ -34,8 +47,10 @@ class _Rank:
         self.inbox: deque[Callable[[], None]] = deque()
         self.num_points = 0
         self.parked = False
-        # When it last looked whether something has ended, and whether nothing has happened since the time before.
+        # When it last looked whether something has ended, how often since anything happened, and whether that is so
+        # often that nothing will.
         self.polled_at = -1
+        self.num_looks = 0
         self.polls_in_vain = False
 
 
@@ -50,6 +65,12 @@ class Nap:
     """What a rank waits for that only waits."""
 
     ended = False
+
+
+class _Alarm:
+    """Ends a wait. Once it rang, or was set off because the wait is over, it does nothing."""
+
+    rang = False
 
 
 class Timer:
@@ -67,7 +88,7 @@ class Scheduling:
     is called before each call of a rank, counted from 1: faults happen there.
     """
 
-    def __init__(self, size: int, on_deadlock: Callable[[], None], on_point: Callable[[int, int], None]) -> None:
+    def __init__(self, size: int, on_deadlock: Callable[[], None], on_point: Callable[[int, int], None] | None) -> None:
         self._on_deadlock = on_deadlock
         self._on_point = on_point
         self._here = threading.local()
@@ -98,12 +119,6 @@ class Scheduling:
         """Whether this is a rank's thread."""
         return getattr(self._here, "rank", None) is not None
 
-    def call_back(self) -> None:
-        """Calls what came for the rank meanwhile."""
-        inbox = self._ranks[self.rank].inbox
-        while inbox:
-            inbox.popleft()()
-
     def waiting_for(self, rank: int) -> Waitable | None:
         return self._ranks[rank].waits_for
 
@@ -123,18 +138,20 @@ class Scheduling:
         """Whether it looks again and again for the end of something, in vain."""
         return self._ranks[rank].polls_in_vain
 
-    def _come_to_point(self, what: str) -> None:
-        rank = self.rank
+    def _come_to_point(self, rank: int, what: tuple[Any, ...]) -> None:
         me = self._ranks[rank]
         me.num_points += 1
         self.trace.add(rank, what)
-        self._on_point(rank, me.num_points)
+        if self._on_point is not None:
+            self._on_point(rank, me.num_points)
 
-    def _raise_interrupt(self) -> None:
-        me = self._ranks[self.rank]
-        error, me.interrupt = me.interrupt, None
-        if error is not None:
+    def _receive(self, me: _Rank) -> None:
+        """Raises, or calls, what came for the rank meanwhile."""
+        if me.interrupt is not None:
+            error, me.interrupt = me.interrupt, None
             raise error
+        while me.inbox:
+            me.inbox.popleft()()
 
     def _resumes(self, rank: int) -> None:
         """A rank goes on that was parked."""
@@ -157,7 +174,7 @@ class Turns(Scheduling):
         policy: Policy,
         on_deadlock: Callable[[], None],
         on_switch: Callable[[int, bool], None],
-        on_point: Callable[[int, int], None],
+        on_point: Callable[[int, int], None] | None,
     ) -> None:
         super().__init__(size, on_deadlock, on_point)
         self._policy = policy
@@ -185,30 +202,40 @@ class Turns(Scheduling):
         self._on_switch(self.rank, False)
         self._give_turn(self._choose())
 
-    def point(self, what: str) -> None:
+    def now(self) -> float:
+        return self._time
+
+    def point(self, *what: Any) -> None:
         """The rank is about to make a call: others may go first."""
         self._num_events += 1
         self.num_turns += 1
+        rank = self.rank
         if self._policy.at_calls:
             self.pause()
         else:
             self._check_abandoned()
-            self._raise_interrupt()
-            self.call_back()
-        self._come_to_point(what)
+            self._receive(self._ranks[rank])
+        self._come_to_point(rank, what)
 
     def pause(self) -> None:
         rank = self.rank
         me = self._ranks[rank]
-        me.polls_in_vain = me.polled_at == self._num_events
+        me.num_looks = me.num_looks + 1 if me.polled_at == self._num_events else 0
+        me.polls_in_vain = me.num_looks >= _MANY_LOOKS
         me.polled_at = self._num_events
         self._ready.append(rank)
         self._num_in_vain += me.polls_in_vain
         try:
-            self._let_others()
+            self._let_others(rank)
         finally:
             self._num_in_vain -= me.polls_in_vain
             me.polls_in_vain = False
+
+    def step(self) -> None:
+        """Others may go first, where the policy has them do so before each call."""
+        if self._policy.at_calls:
+            self._num_events += 1
+            self.pause()
 
     def sleep(self, seconds: float) -> None:
         """Until so much time has gone by."""
@@ -216,34 +243,39 @@ class Turns(Scheduling):
 
     def park(self) -> None:
         """The rank does not go on before all others have ended; then it is interrupted."""
-        me = self._ranks[self.rank]
+        rank = self.rank
+        me = self._ranks[rank]
         me.parked = True
         me.waits_for = None
-        self._let_others()
+        self._let_others(rank)
 
     def wait(self, ticket: Waitable, timeout: float | None) -> bool:
         rank = self.rank
         me = self._ranks[rank]
-        expired = False
-
-        def expire() -> None:
-            nonlocal expired
-            expired = True
-            self._wake_rank(rank, ticket)
-
-        if timeout is not None:
-            self.at(timeout, expire, lambda: ticket.ended or expired)
-        self.call_back()
-        while not ticket.ended and not expired:
+        alarm = None if timeout is None else self._set_alarm(rank, ticket, timeout)
+        self._receive(me)
+        while not ticket.ended and not (alarm is not None and alarm.rang):
             me.waits_for = ticket
             self._waiting.setdefault(id(ticket), []).append(rank)
             try:
-                self._let_others()
+                self._let_others(rank)
             finally:
                 me.waits_for = None
                 if rank in self._waiting.get(id(ticket), ()):
                     self._waiting[id(ticket)].remove(rank)
+        if alarm is not None:
+            alarm.rang = True
         return ticket.ended
+
+    def _set_alarm(self, rank: int, ticket: Waitable, timeout: float) -> _Alarm:
+        alarm = _Alarm()
+
+        def ring() -> None:
+            alarm.rang = True
+            self._wake_rank(rank, ticket)
+
+        self.at(timeout, ring, lambda: ticket.ended or alarm.rang)
+        return alarm
 
     # For meetings, in any rank's thread.
 
@@ -256,6 +288,10 @@ class Turns(Scheduling):
         self._num_events += 1
         for rank in self._waiting.pop(id(ticket), ()):
             self._ready.append(rank)
+
+    def happened(self) -> None:
+        """Something that a rank may look for."""
+        self._num_events += 1
 
     def call_as(self, rank: int, callback: Callable[[], None]) -> None:
         """In the rank's own thread, when it waits or communicates next; one that waits goes on for it."""
@@ -290,8 +326,7 @@ class Turns(Scheduling):
             ranks.remove(rank)
             self._ready.append(rank)
 
-    def _let_others(self) -> None:
-        rank = self.rank
+    def _let_others(self, rank: int) -> None:
         me = self._ranks[rank]
         self._check_abandoned()
         chosen = self._choose()
@@ -300,8 +335,7 @@ class Turns(Scheduling):
             self._give_turn(chosen)
             self._take_turn(me)
             self._on_switch(rank, True)
-        self._raise_interrupt()
-        self.call_back()
+        self._receive(me)
 
     def _resumes(self, rank: int) -> None:
         super()._resumes(rank)

@@ -7,9 +7,9 @@ import binascii
 import zlib
 from collections.abc import Sequence
 from random import Random
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Policy", "RandomChoice", "Replay", "RoundRobin", "Trace", "decode", "encode"]
+__all__ = ["Policy", "RandomChoice", "Recorded", "Replay", "RoundRobin", "Trace", "decode"]
 
 
 class Policy(Protocol):
@@ -63,9 +63,9 @@ class Trace:
     """What happened in a run: which rank came to which communication point, in order."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[int, str]] = []
+        self.events: list[tuple[int, tuple[Any, ...]]] = []
 
-    def add(self, rank: int, what: str) -> None:
+    def add(self, rank: int, what: tuple[Any, ...]) -> None:
         self.events.append((rank, what))
 
     def fingerprint(self) -> int:
@@ -75,22 +75,37 @@ class Trace:
         """Where another run of the same program went another way."""
         for number, (one, two) in enumerate(zip(self.events, other.events, strict=False)):
             if one != two:
-                return f"at event {number}: rank {one[0]} came to {one[1]}, then rank {two[0]} to {two[1]}"
+                return f"at event {number}: {_event(*one)}, then {_event(*two)}"
         if len(self.events) != len(other.events):
             return f"{len(self.events)} events, then {len(other.events)}"
         return None
 
 
-def encode(ranks: int, at_calls: bool, choices: Sequence[int], fingerprint: int) -> str:
-    """The choices, and what they were made in, as a short string."""
-    last = max((number for number, choice in enumerate(choices, 1) if choice), default=0)
-    numbers = [2 * ranks + at_calls, fingerprint, len(choices), *choices[:last]]
-    packed = zlib.compress(b"".join(map(_varint, numbers)), 9)
-    return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+def _event(rank: int, what: tuple[Any, ...]) -> str:
+    op, group, *rest, dtype, count = what
+    names = ("peer", "tag") if op in ("send", "recv") else ("root", "reduce op")
+    more = "".join(f", {name} {value}" for name, value in zip(names, rest, strict=True) if value >= 0)
+    return f"rank {rank} came to {op} in group {group!r} ({count} elements of {dtype}{more})"
 
 
-def decode(text: str) -> tuple[int, bool, list[int], int]:
-    """What `encode` was given. Raises ValueError where it is no such string."""
+class Recorded(NamedTuple):
+    """The choices that were made in a run, and what they were made in."""
+
+    ranks: int
+    at_calls: bool
+    choices: list[int]
+    fingerprint: int
+
+    def encode(self) -> str:
+        """As a short string."""
+        last = max((number for number, choice in enumerate(self.choices, 1) if choice), default=0)
+        numbers = [2 * self.ranks + self.at_calls, self.fingerprint, len(self.choices), *self.choices[:last]]
+        packed = zlib.compress(b"".join(map(_varint, numbers)), 9)
+        return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def decode(text: str) -> Recorded:
+    """What was encoded. Raises ValueError where it is no such string."""
     try:
         packed = zlib.decompress(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         numbers = _numbers(packed)
@@ -99,7 +114,7 @@ def decode(text: str) -> tuple[int, bool, list[int], int]:
             raise ValueError("numbers that make no sense")
     except (binascii.Error, zlib.error, ValueError, IndexError) as error:
         raise ValueError(f"expected a schedule as a failed run prints it, got {text!r} ({error})") from None
-    return ranks // 2, bool(ranks % 2), choices + [0] * (num_choices - len(choices)), fingerprint
+    return Recorded(ranks // 2, bool(ranks % 2), choices + [0] * (num_choices - len(choices)), fingerprint)
 
 
 def _varint(number: int) -> bytes:

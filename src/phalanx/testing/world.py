@@ -5,32 +5,42 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from copy import copy
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from phalanx import _native
 from phalanx.collectives import message
 from phalanx.group.endings import last_words
 from phalanx.group.torch_compat import OwnWorlds
-from phalanx.testing import belongings
-from phalanx.testing.belongings import Cpus, Generators
+from phalanx.testing.belongings import Cpus, Generators, seed_generators
 from phalanx.testing.faults import Delay, Fail, Fault
+from phalanx.testing.folders import folder_of_run
 from phalanx.testing.free import Free
 from phalanx.testing.graph import describe_deadlock
 from phalanx.testing.scheduler import Turns
 from phalanx.testing.schedules import Policy
+from phalanx.testing.store import KeyWait, SharedStore
 from phalanx.transports import threads
 from phalanx.transports.meeting import Meeting, Ticket
 from phalanx.transports.threads import ThreadsTransport
 from phalanx.types import GroupInfo, Store
 
-__all__ = ["ThreadsWorld", "Unwound", "World", "rank_here"]
+__all__ = ["Interruption", "Stuck", "ThreadsWorld", "Unwound", "World", "rank_here"]
+
+
+class Stuck(RuntimeError):
+    """A rank neither ends nor communicates."""
+
+
+class Interruption(BaseException):
+    """What a rank that is stuck gets, in the midst of whatever it does. A program does not take it for an error."""
 
 
 class Unwound(BaseException):
@@ -83,35 +93,39 @@ class ThreadsWorld:
     def __init__(self, size: int, policy: Policy | None, faults: Mapping[tuple[int, int], list[Fault]]) -> None:
         """Without a policy the ranks run freely."""
         self.size = size
+        on_point = self._on_point if faults else None
         self.turns: Turns | Free = (
-            Free(size, self._break_deadlock, self._on_point)
+            Free(size, self._break_deadlock, on_point)
             if policy is None
-            else Turns(size, policy, self._break_deadlock, self._on_switch, self._on_point)
+            else Turns(size, policy, self._break_deadlock, self._on_switch, on_point)
         )
         self._takes_turns = policy is not None
         self.killed: set[int] = set()
-        self.stuck: Exception | None = None
+        self.stuck: dict[int, Stuck] = {}
         self._abandoned = False
         self._cpus = Cpus()
         self._faults = faults
-        self.store = HashStore()
+        self.store = SharedStore(self.turns)
         self._own = [_Own() for _ in range(size)]
+        # How ranks ended that have: whether they were killed, and their last words.
+        self._ended: dict[int, tuple[bool, str]] = {}
         self._meetings: dict[bytes, Meeting] = {}
         self._lock = threading.Lock()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._torch_worlds = OwnWorlds(lambda: self.turns.rank if self.turns.is_rank else None)
+        self._folder: Path | None = None
+        self._left_to_do = contextlib.ExitStack()
+        self._torch_worlds = OwnWorlds()
 
     def folder(self) -> Path:
         with self._lock:
             if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="phalanx-")
-            return Path(self._folder.name)
+                self._folder = self._left_to_do.enter_context(folder_of_run())
+            return self._folder
 
     def __enter__(self) -> ThreadsWorld:
-        belongings.begin()
         self._before = Generators()
+        seeded = seed_generators()
         for own in self._own:
-            own.generators = self._before
+            own.generators = seeded
         self._torch_worlds.install()
         return self
 
@@ -123,54 +137,81 @@ class ThreadsWorld:
     def __exit__(self, *_: object) -> None:
         self._torch_worlds.remove(for_all=not self._abandoned)
         self._before.restore()
-        self._cpus.restore()
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._cpus.restore_num_threads()
+        self._left_to_do.close()
 
     # For groups.
 
     def join(self, store: Store, info: GroupInfo, timeout: float) -> ThreadsTransport:
         """Meets the other ranks of a group. Ranks that name the same store and group find each other."""
-        number = (store.add(f"{info.name}/arrived", 1) - 1) // info.size
+        # How many times this rank has come for such a group: the others count the same.
+        comings = f"{info.name}/comings/{info.rank}"
+        number = store.add(comings, 1)
         token = store.compare_set(f"{info.name}/{number}/meeting", "", uuid4().hex)
         with self._lock:
             meeting = self._meetings.get(token)
             if meeting is None:
                 meeting = self._meetings[token] = Meeting(info, self.turns, message.meaning)
+        for rank in list(self._ended):
+            self._miss(meeting, rank)
         transport = ThreadsTransport(meeting, info, self.turns.rank)
+        try:
+            transport.join(timeout)
+        except BaseException:
+            # As between processes: a later try of all ranks finds each other.
+            store.add(comings, -1)
+            raise
         self._own[self.turns.rank].transports.append(transport)
-        transport.join(timeout)
         return transport
 
     # How ranks end.
 
     def end(self, rank: int, error: BaseException | None) -> None:
         """In the rank's own thread, last of all: peers that still need it are told."""
+        words = "" if error is None else last_words(error)
         for transport in self._own[rank].transports:
-            if error is not None and not isinstance(error, SystemExit):
-                transport.say_last_words(last_words(error))
+            if words:
+                transport.say_last_words(words)
             transport.close(exiting=True)
+        self._has_ended(rank, False, words)
+
+    def _has_ended(self, rank: int, killed: bool, words: str) -> None:
+        if rank not in self._ended:
+            self._ended[rank] = killed, words
+            with self._lock:
+                meetings = list(self._meetings.values())
+            for meeting in meetings:
+                self._miss(meeting, rank)
+
+    def _miss(self, meeting: Meeting, rank: int) -> None:
+        """Whoever waits for a rank that has ended to make a group is told."""
+        killed, words = self._ended[rank]
+        status = int(signal.SIGKILL) if killed else _native.UNKNOWN_STATUS
+        with meeting.lock:
+            meeting.miss(rank, self.size, killed, status, words)
 
     def _on_point(self, rank: int, number: int) -> None:
         for fault in self._faults.get((rank, number), ()):
             if isinstance(fault, Fail):
-                raise fault.error
+                raise fault.make()
             if isinstance(fault, Delay):
                 self.turns.sleep(fault.seconds)
             else:
                 self.killed.add(rank)
                 for transport in self._own[rank].transports:
                     transport.die(signal.SIGKILL)
+                self._has_ended(rank, True, "")
                 self.turns.park()
 
     def _break_deadlock(self) -> None:
         tickets = {rank: self.turns.waiting_for(rank) for rank in range(self.size)}
-        waiting = {rank: ticket for rank, ticket in tickets.items() if isinstance(ticket, Ticket)}
+        waiting = {rank: ticket for rank, ticket in tickets.items() if isinstance(ticket, (Ticket, KeyWait))}
         frames = sys._current_frames()
-        deadlock = describe_deadlock(waiting, {rank: frames[self._own[rank].thread] for rank in waiting})
+        deadlock = describe_deadlock(waiting, {rank: frames[self._own[rank].thread] for rank in waiting}, self._ended)
         for rank in tickets:
             if rank in waiting or self.turns.polls(rank):
-                self.turns.interrupt(rank, deadlock)
+                # One for each: exceptions gather what happens to them.
+                self.turns.interrupt(rank, copy(deadlock))
 
     def _on_switch(self, rank: int, enters: bool) -> None:
         own = self._own[rank]
@@ -179,12 +220,24 @@ class ThreadsWorld:
         elif own.generators is not None:
             own.generators.restore()
 
-    def main_of(self, rank: int, body: Callable[[], None]) -> None:
+    def start(self, body: Callable[[int], None]) -> list[threading.Thread]:
+        """The threads of the ranks, each of which calls it in its turns."""
+        workers = [
+            threading.Thread(target=self._main_of, args=(rank, partial(body, rank)), name=f"rank {rank}", daemon=True)
+            for rank in range(self.size)
+        ]
+        with self._cpus if self._takes_turns else contextlib.nullcontext():
+            for worker in workers:
+                worker.start()
+        return workers
+
+    def _main_of(self, rank: int, body: Callable[[], None]) -> None:
         """The whole life of a rank's thread."""
         threads.place.world = self
+        self._torch_worlds.enter()
         self._own[rank].thread = threading.get_ident()
         if self._takes_turns:
-            self._cpus.pin()
+            torch.set_num_threads(1)
         with torch.autograd.set_multithreading_enabled(False), contextlib.suppress(Unwound):
             self.turns.enter(rank)
             try:

@@ -29,6 +29,9 @@ class Pending(Protocol):
         Where the call has ended well this has settled it, too.
         """
 
+    def now(self) -> float:
+        """Seconds, on the clock by which timeouts go."""
+
     def explain_waiting(self, seconds: float) -> CallTimeout:
         """The error for a wait that was given up while the call goes on."""
 
@@ -90,10 +93,13 @@ class Transport(Protocol):
 
 
 class Scheduler(Protocol):
-    """Who runs when, where ranks are threads. A ticket is one rank's side of a call; it says when it has `ended`."""
+    """Who runs when, where ranks are threads. A ticket is what a rank waits for; it says when it has `ended`."""
 
-    def point(self, what: str) -> None:
-        """The caller is about to make a call: others may go first, and faults happen here."""
+    def now(self) -> float:
+        """Seconds, on the run's own clock."""
+
+    def point(self, *what: Any) -> None:
+        """The caller is about to make a call, as described: others may go first, and faults happen here."""
 
     def pause(self) -> None:
         """Others may go on for a while."""

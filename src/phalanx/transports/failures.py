@@ -146,17 +146,44 @@ def still_under_way(info: GroupInfo, op: str, seq: int, seconds: float, missing:
     )
 
 
-def lost_while_joining(info: GroupInfo, peer: int, status: int) -> PeerLost:
-    """A peer died before the group was made."""
-    error = PeerLost(
-        f"{info.describe(peer)} died while the group was being made: {_ending(status)}",
+def lost_while_joining(info: GroupInfo, peer: int, status: int, *, dead: bool = True, words: str = "") -> PeerLost:
+    """A peer died, or ended, before the group was made. `words` are its last ones."""
+    lost = info.describe(peer)
+    message = f"{lost} ended while the group was being made"
+    hint = f"look for an error on {lost}; if there is none, let it make the same groups as the others before it ends"
+    if words:
+        message += f"\n  the first exception of {lost}: {words}"
+        hint = _mend(lost)
+    elif dead:
+        message = f"{lost} died while the group was being made: {_ending(status)}"
+        hint = _look_at_output(lost)
+    error = PeerLost(message, group=info.name, rank=info.rank, op="new_group", hint=hint)
+    error.peer = peer
+    error.exception = words or None
+    return error
+
+
+def another_group(info: GroupInfo, *seen: GroupInfo) -> GroupError:
+    """Ranks that came to make one group mean others."""
+    first, second = sorted(seen, key=lambda each: each.rank)
+    return GroupError(
+        f"expected the same ranks everywhere, got {first.ranks_text()} on rank {first.rank} of them and "
+        f"{second.ranks_text()} on rank {second.rank} of them",
+        code="GROUP:SIZE" if first.size != second.size else "GROUP:RANKS",
         group=info.name,
         rank=info.rank,
         op="new_group",
-        hint=f"look at the output of {info.describe(peer)}, and in the system's log for a process that was killed",
+        hint="make the same groups, with the same ranks, in the same order on every rank; give each group a name or a "
+        "store of its own",
     )
-    error.peer = peer
-    return error
+
+
+def _mend(lost: str) -> str:
+    return f"mend what raised on {lost}; the others only waited for it"
+
+
+def _look_at_output(lost: str) -> str:
+    return f"look at the output of {lost}, and in the system's log for a process that was killed"
 
 
 def _timeout(info: GroupInfo, here: _Where, failure: dict[str, Any], timeout: float | None, broken: str) -> CallTimeout:
@@ -194,9 +221,9 @@ def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[
     message = f"{broken}{lost} {what} while {finder} waited for it in {_what(failure)}"
     if words:
         message += f"\n  the first exception of {lost}: {words}"
-        hint = f"mend what raised on {lost}; the others only waited for it"
+        hint = _mend(lost)
     elif failure["kind"] == _native.FAILURE_LOST:
-        hint = f"look at the output of {lost}, and in the system's log for a process that was killed"
+        hint = _look_at_output(lost)
     else:
         hint = (
             f"look for an error on {lost}; if there is none, let it make as many calls as the others before it "

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -71,17 +71,36 @@ class Ticket:
     def ended(self) -> bool:
         return self.result != _PENDING
 
+    @property
+    def kind(self) -> str:
+        """Of a deadlock, if this is part of one."""
+        return "JOIN" if self.op == "new_group" else "P2P" if self.op in ("send", "recv") else "ORDER"
+
+    def describe(self) -> str:
+        number = f", seq {self.seq}" if self.seq else ""
+        tag = f", tag {self.tag}" if self.kind == "P2P" else ""
+        return f"{self.op}{number}{tag}, group {self.meeting.name!r}"
+
     def waited_for(self) -> list[int]:
         """The ranks, among all, without which it can't end."""
         meeting = self.meeting
         return [meeting.owners.get(rank, rank) for rank in meeting.waited_for(self)]
 
 
+class Absent(NamedTuple):
+    """A rank that did not come to make the group, and how it ended."""
+
+    rank: int
+    dead: bool
+    status: int
+    words: str
+
+
 class Meeting:
     """What the ranks of a group share. All its methods are called with `lock` held."""
 
     def __init__(self, info: GroupInfo, scheduler: Scheduler, deliver: Deliver) -> None:
-        self._info = info
+        self.info = info
         self.size = size = info.size
         self.scheduler = scheduler
         self.lock = threading.RLock()
@@ -89,6 +108,9 @@ class Meeting:
         # Who is which rank of the group, as far as they have come, and those who wait for the others to come.
         self.owners: dict[int, int] = {}
         self.joining: list[Ticket] = []
+        # Why it will never be made: a rank that will not come, or one that means another group.
+        self.absent: Absent | None = None
+        self.other: GroupInfo | None = None
         self.calls: dict[int, dict[int, Ticket]] = {}
         # Messages that nobody has received, by (from, to), and receives that have no message, by receiver.
         self.sent: dict[tuple[int, int], deque[Ticket]] = {}
@@ -105,49 +127,85 @@ class Meeting:
     @property
     def name(self) -> str:
         """As of now: torch tells a group its name when it is made."""
-        return self._info.name
+        return self.info.name
 
-    def join(self, ticket: Ticket) -> None:
-        self.owners[ticket.rank] = ticket.owner
+    def join(self, ticket: Ticket, info: GroupInfo) -> None:
         self.joining.append(ticket)
+        if not info.has_same_ranks(self.info):
+            self.other = info
+        if self.absent is not None or self.other is not None:
+            self._end_joining(_FAILED)
+            return
+        self.owners[ticket.rank] = ticket.owner
         if len(self.owners) == self.size:
-            for joining in self.joining:
-                self._end(joining, _FINISHED)
-            self.joining = []
+            self._end_joining(_FINISHED)
+
+    def give_up_joining(self, ticket: Ticket) -> None:
+        """Whoever comes now does not find the rank, unless the group was made."""
+        if ticket in self.joining:
+            self.joining.remove(ticket)
+            del self.owners[ticket.rank]
+
+    def miss(self, owner: int, world_size: int, dead: bool, status: int, words: str) -> None:
+        """A rank, of all, has ended: if it has not come, and had to, nobody can join."""
+        members = self.info.global_ranks or (range(world_size) if self.size == world_size else ())
+        if len(self.owners) < self.size and owner in members and owner not in self.owners.values():
+            self.absent = self.absent or Absent(list(members).index(owner), dead, status, words)
+            self._end_joining(_FAILED)
+
+    def _end_joining(self, result: int) -> None:
+        joining, self.joining = self.joining, []
+        for ticket in joining:
+            self._end(ticket, result)
 
     # Collectives.
 
     def come(self, ticket: Ticket) -> None:
         tickets = self.calls.setdefault(ticket.seq, {})
         tickets[ticket.rank] = ticket
-        if len(tickets) == self.size:
+        # Any one that came before: those agree.
+        first = next(iter(tickets.values()))
+        assert first.call is not None
+        assert ticket.call is not None
+        if _signature(first.call) != _signature(ticket.call):
+            self._disagree(ticket.seq, first.rank, ticket.rank)
+        elif len(tickets) == self.size:
             self._carry_out(ticket.seq)
         else:
             self.check_gone()
 
+    def _disagree(self, seq: int, *ranks: int, text: str = "") -> None:
+        """Two ranks' calls do not fit together. The message names them in rank order, whoever came first."""
+        first, second = sorted(ranks)
+        calls = {rank: ticket.call for rank, ticket in self.calls[seq].items() if ticket.call is not None}
+        self._signatures[seq] = calls
+        self.fail(_native.FAILURE_MISMATCH, rank=first, peer=second, seq=seq, op=calls[first].op, text=text)
+
     def _carry_out(self, seq: int) -> None:
-        tickets = self.calls.pop(seq)
+        tickets = self.calls[seq]
         calls = [ticket.call for _, ticket in sorted(tickets.items()) if ticket.call is not None]
-        disagreement = _disagreement(calls)
-        if disagreement is not None:
-            first, second, text = disagreement
-            self._signatures[seq] = dict(enumerate(calls))
-            self.calls[seq] = tickets
-            self.fail(_native.FAILURE_MISMATCH, rank=first, peer=second, seq=seq, op=calls[first].op, text=text)
+        misfit = _misfit_of_splits(calls)
+        if misfit is not None:
+            sender, receiver, text = misfit
+            self._disagree(seq, sender, receiver, text=text)
             return
         try:
-            calls[0].meaning(calls)
+            # Tensors that require gradients are written as any others.
+            with torch.inference_mode():
+                calls[0].meaning(calls)
         except Exception as error:
-            self.calls[seq] = tickets
             self.fail(
                 _native.FAILURE_ABORTED, rank=-1, seq=seq, op=calls[0].op, text=f"{type(error).__name__}: {error}"
             )
             return
+        del self.calls[seq]
         for ticket in tickets.values():
             self._end(ticket, _FINISHED)
 
     def describe(self, rank: int, seq: int) -> tuple[int, int, int, int, int, int, int]:
-        call = self._signatures[seq][rank]
+        call = self._signatures.get(seq, {}).get(rank)
+        if call is None:
+            return (0, 0, 0, 0, 0, 0, 0)
         return (
             seq,
             _native.OP_NUMBERS[call.op],
@@ -203,7 +261,8 @@ class Meeting:
                 _native.FAILURE_MESSAGE, rank=received.rank, peer=sent.rank, seq=received.seq, op="recv", misfit=misfit
             )
             return
-        self._deliver(sent.tensor, received.tensor)
+        with torch.inference_mode():
+            self._deliver(sent.tensor, received.tensor)
         if not sent.ended:
             self._end(sent, _FINISHED)
         self._end(received, _FINISHED)
@@ -342,12 +401,8 @@ def _code(dtype: torch.dtype | None) -> int:
     return 0 if dtype is None else DTYPE_CODES.get(dtype, 0)
 
 
-def _disagreement(calls: Sequence[Call]) -> tuple[int, int, str] | None:
-    """Two ranks whose calls do not fit together, and what they exchange where it is about that."""
-    first = _signature(calls[0])
-    for rank, call in enumerate(calls):
-        if _signature(call) != first:
-            return 0, rank, ""
+def _misfit_of_splits(calls: Sequence[Call]) -> tuple[int, int, str] | None:
+    """Two ranks one of which sends what the other does not expect, and what that is."""
     if calls[0].op != "all_to_all":
         return None
     sent = [_block_sizes(call, inputs=True) for call in calls]

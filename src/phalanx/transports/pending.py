@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -109,6 +110,9 @@ class ShmPending:
         """For the sake of another call: a failure is told to those who wait for this one."""
         self._native.wait(_FOREVER)
         self.finish()
+
+    def now(self) -> float:
+        return time.monotonic()
 
     def explain_waiting(self, seconds: float) -> CallTimeout:
         return failures.still_under_way(self._info, self.op, self._native.seq, seconds, self._native.missing())

@@ -7,6 +7,7 @@ is the scheduler's business (base.py). Failures are told in the words of the oth
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -78,16 +79,33 @@ class ThreadsTransport:
         meeting = self._meeting
         ticket = Ticket(meeting, self._world_rank, self._info.rank, "new_group")
         with meeting.lock:
-            meeting.join(ticket)
-        if not ticket.ended and not self.scheduler.wait(ticket, timeout):
-            missing = self._info.describe(*meeting.waited_for(ticket))
+            meeting.join(ticket, self._info)
+        try:
+            if not ticket.ended:
+                self.scheduler.wait(ticket, timeout)
+        finally:
+            with meeting.lock:
+                missing = meeting.waited_for(ticket)
+                meeting.give_up_joining(ticket)
+        if ticket.result == _native.FAILED:
+            raise self._not_made()
+        if not ticket.ended:
             raise CallTimeout(
-                f"gave up after a timeout of {timeout:g} s: {missing} did not come to make the group",
+                f"gave up after a timeout of {timeout:g} s: {self._info.describe(*missing)} did not come to make the "
+                "group",
                 group=self._info.name,
                 rank=self._info.rank,
                 op="new_group",
                 hint="look whether these ranks make the same groups in the same order",
             )
+
+    def _not_made(self) -> PhalanxError:
+        """Why the group can't be made."""
+        if self._meeting.other is not None:
+            return failures.another_group(self._info, self._meeting.info, self._meeting.other)
+        assert self._meeting.absent is not None
+        rank, dead, status, words = self._meeting.absent
+        return failures.lost_while_joining(self._info, rank, status, dead=dead, words=words)
 
     # What a group asks of a transport.
 
@@ -97,8 +115,9 @@ class ThreadsTransport:
             pending.wait(None)
 
     def _check_memory(self, op: str, tensors: Iterable[torch.Tensor]) -> None:
-        if any(tensor.data_ptr() == 0 and tensor.nbytes > 0 for tensor in tensors):
-            raise failures.explain(None, self._info, op, _native.NO_MEMORY)
+        for tensor in tensors:
+            if tensor.data_ptr() == 0 and tensor.nbytes > 0:
+                raise failures.explain(None, self._info, op, _native.NO_MEMORY)
 
     def start(self, call: Call, timeout: float) -> Pending | None:
         self._check_memory(call.op, call.tensors())
@@ -118,8 +137,12 @@ class ThreadsTransport:
         return self._hand_over(ticket, timeout, self._meeting.send if sends else self._meeting.receive)
 
     def _hand_over(self, ticket: Ticket, timeout: float, hand_over: Callable[[Ticket], None]) -> Pending | None:
-        self.scheduler.point(ticket.op)
-        meeting = self._meeting
+        meeting, call = self._meeting, ticket.call
+        if call is None:
+            what = (ticket.peer, ticket.tag, ticket.dtype, ticket.count)
+        else:
+            what = (call.root, call.reduce_op, call.dtype, call.count)
+        self.scheduler.point(ticket.op, meeting.name, *what)
         with meeting.lock:
             refused = _native.LEFT if self._closed else _native.WAS_BROKEN if meeting.failure is not None else _FINISHED
             if refused != _FINISHED:
@@ -134,10 +157,9 @@ class ThreadsTransport:
             hand_over(ticket)
             if ticket.result == _FINISHED and ticket.peer != _native.ANY_SOURCE:
                 return None
-            pending = ThreadsPending(self, ticket, timeout)
-            if not ticket.ended:
+            if timeout != math.inf and not ticket.ended:
                 self.scheduler.at(timeout, lambda: self._expire(ticket), lambda: ticket.ended)
-            return pending
+            return ThreadsPending(self, ticket, timeout)
 
     def _expire(self, ticket: Ticket) -> None:
         with self._meeting.lock:
@@ -201,6 +223,9 @@ class ThreadsPending:
             return False
         self.settle()
         return True
+
+    def now(self) -> float:
+        return self._transport.scheduler.now()
 
     def explain_waiting(self, seconds: float) -> CallTimeout:
         return self._transport.explain_waiting(self._ticket, seconds)

@@ -1,0 +1,49 @@
+"""Of several failures the first one, with notes on the others: those it caused, and those it did not."""
+
+from __future__ import annotations
+
+from phalanx.errors import PeerLost
+from phalanx.types import describe_ranks
+
+__all__ = ["Failure", "first_failure"]
+
+Failure = tuple[int, BaseException]
+
+
+def first_failure(failures: list[Failure]) -> BaseException:
+    """The failures come in the order in which they happened. The first is not one that only was told of another."""
+    rank, error = next((failure for failure in failures if not _is_caused(failure[1])), failures[0])
+    rest = sorted((failure for failure in failures if failure[1] is not error), key=lambda failure: failure[0])
+    same = [other for other, failure in rest if _text(failure) == _text(error)]
+    caused = [failure for failure in rest if failure[0] not in same and _is_caused(failure[1])]
+    own = [failure for failure in rest if failure[0] not in same and not _is_caused(failure[1])]
+    error.add_note(f"on rank {rank}" + (f", and the same on {describe_ranks(same)}" if same else ""))
+    if caused:
+        error.add_note("because of it:" + _folded(caused))
+    if own:
+        error.add_note("also, on its own:" + _folded(own))
+    return error
+
+
+def _is_caused(error: BaseException) -> bool:
+    """Whether it only says that another rank has ended."""
+    return isinstance(error, PeerLost) or getattr(error, "code", None) == "DEADLOCK:EXIT"
+
+
+def _folded(failures: list[Failure]) -> str:
+    """A line for each that says something new."""
+    ranks: dict[str, list[int]] = {}
+    for rank, error in failures:
+        ranks.setdefault(_text(error), []).append(rank)
+    return "".join(f"\n  {describe_ranks(who)}: {text}" for text, who in ranks.items())
+
+
+def _text(error: BaseException) -> str:
+    """Without what differs between ranks that are told the same."""
+    code = getattr(error, "code", None)
+    if code is not None:
+        op, seq = getattr(error, "op", None), getattr(error, "seq", None)
+        where = (f" in {op}" if op else "") + (f", seq {seq}" if seq else "")
+        return f"{code if ':' in code else type(error).__name__}{where}"
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

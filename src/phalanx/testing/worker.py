@@ -1,0 +1,322 @@
+"""The process that is a rank: it takes tasks from a pipe, one after another, and answers."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import importlib.util
+import mmap
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
+
+from phalanx.group import group
+from phalanx.testing.belongings import seed_generators
+from phalanx.testing.faults import Delay, Fail, Fault
+from phalanx.testing.world import Interruption, Stuck, World
+from phalanx.transports.shm import ShmTransport
+
+__all__ = ["ALARM", "STREAMS", "Answer", "Progress", "Task", "serve", "stack_path", "stream_path"]
+
+# Interrupts a rank that is stuck. Programs have little use for it, unlike SIGUSR1.
+ALARM = signal.SIGRTMIN + 7
+STREAMS = ("stdout", "stderr")
+
+
+@dataclass
+class Task:
+    """What a worker is sent, as far as it can be pickled by itself; the function comes pickled, with what it needs."""
+
+    function: bytes
+    # Where the function is defined, for modules that can't be found by name.
+    module: tuple[str, str] | None
+    path: list[str]
+    environ: dict[str, str]
+    working_folder: str
+    rank: int
+    ranks: int
+    folder: str
+    init: bool
+    timeout: timedelta | None
+    stuck_after: float
+    faults: dict[int, list[Fault]]
+
+
+@dataclass
+class Answer:
+    value: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+    # Whether the worker is as it was before.
+    clean: bool = True
+    at: float = 0.0
+
+
+def stream_path(folder: str, stream: str, rank: int) -> Path:
+    return Path(folder, f"{stream}-{rank}")
+
+
+def stack_path(folder: str, rank: int) -> Path:
+    return Path(folder, f"stack-{rank}")
+
+
+class Progress:
+    """How many times each rank came to a call or returned from one, in memory that all of them share: odd inside."""
+
+    def __init__(self, folder: str, ranks: int) -> None:
+        path = Path(folder, "progress")
+        if not path.exists():
+            path.write_bytes(bytes(8 * ranks))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 8 * ranks)
+        self._ranks = ranks
+
+    def add(self, rank: int) -> None:
+        struct.pack_into("q", self._memory, 8 * rank, self.counts()[rank] + 1)
+
+    def counts(self) -> tuple[int, ...]:
+        return struct.unpack(f"{self._ranks}q", self._memory[:])
+
+
+class _Watched:
+    """A rank's transport: calls are counted, and faults happen before them."""
+
+    def __init__(self, transport: ShmTransport, point: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        self._transport = transport
+        self._point = point
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def run(self, *args: Any) -> Any:
+        with self._point():
+            return self._transport.run(*args)
+
+    def start(self, *args: Any) -> Any:
+        with self._point():
+            return self._transport.start(*args)
+
+    def start_message(self, *args: Any) -> Any:
+        with self._point():
+            return self._transport.start_message(*args)
+
+    def all_reduce_plain(self, *args: Any) -> Any:
+        with self._point():
+            return self._transport.all_reduce_plain(*args)
+
+    def start_all_reduce_plain(self, *args: Any) -> Any:
+        with self._point():
+            return self._transport.start_all_reduce_plain(*args)
+
+
+def serve(pipe: multiprocessing.connection.Connection, life: multiprocessing.connection.Connection) -> None:
+    """`life` ends with the process that runs the tests."""
+    # The kernel kills this one then, whatever it is doing.
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)
+    if life.poll():
+        return
+    torch.set_num_threads(1)
+    while True:
+        try:
+            task: Task = pickle.loads(pipe.recv_bytes())
+        except (EOFError, KeyboardInterrupt):
+            return
+        answer = _answer(task)
+        with contextlib.suppress(BrokenPipeError):
+            pipe.send_bytes(_pickled(answer))
+
+
+def _answer(task: Task) -> Answer:
+    with _printing_to_files(task), _surroundings(task):
+        before = _state()
+        answer = _call(task)
+        with contextlib.suppress(Exception):
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        answer.clean = not dist.is_initialized() and _state() == before
+    if answer.error is not None:
+        answer.error.add_note(answer.trace)
+    return answer
+
+
+def _call(task: Task) -> Answer:
+    answer = Answer()
+    store = FileStore(os.path.join(task.folder, "store"), task.ranks)
+    given = World(task.ranks, store, lambda: Path(task.folder, "shared"))
+    try:
+        with _watching(task):
+            function = _function(task)
+            if task.init:
+                own = PrefixStore("world", store)
+                dist.init_process_group(
+                    "phalanx", store=own, rank=task.rank, world_size=task.ranks, timeout=task.timeout
+                )
+            answer.value = function(task.rank, given)
+    except Interruption as interruption:
+        answer.error = Stuck(str(interruption))
+    except SystemExit as end:
+        if end.code:
+            answer.error = RuntimeError(f"rank {task.rank} called sys.exit({end.code!r})")
+    except BaseException as error:
+        answer.error, answer.trace = error, traceback.format_exc()
+    answer.at = time.time()
+    return answer
+
+
+def _function(task: Task) -> Callable[..., Any]:
+    try:
+        return pickle.loads(task.function)  # type: ignore[no-any-return]
+    except ModuleNotFoundError:
+        if task.module is None:
+            raise
+    name, file = task.module
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return pickle.loads(task.function)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _watching(task: Task) -> Iterator[None]:
+    """Counts calls, makes faults happen, and lets a rank that is stuck be interrupted."""
+    progress = Progress(task.folder, task.ranks)
+    num_calls = 0
+
+    @contextlib.contextmanager
+    def point() -> Iterator[None]:
+        nonlocal num_calls
+        num_calls += 1
+        for fault in task.faults.get(num_calls, ()):
+            if isinstance(fault, Fail):
+                raise fault.make()
+            if isinstance(fault, Delay):
+                time.sleep(fault.seconds)
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        progress.add(task.rank)
+        try:
+            yield
+        finally:
+            progress.add(task.rank)
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        stack = "".join(traceback.format_stack(frame))
+        raise Interruption(f"rank {task.rank} did not communicate for {task.stuck_after:g} s; it was here:\n{stack}")
+
+    before = signal.signal(ALARM, interrupt)
+    with stack_path(task.folder, task.rank).open("w") as stack_file:
+        faulthandler.register(ALARM, stack_file, chain=True)
+        group.on_join = lambda transport: _Watched(transport, point)  # type: ignore[assignment, return-value]
+        try:
+            yield
+        finally:
+            group.on_join = None
+            faulthandler.unregister(ALARM)
+            signal.signal(ALARM, before)
+
+
+@contextlib.contextmanager
+def _printing_to_files(task: Task) -> Iterator[None]:
+    """What the rank prints, from Python or not, is kept for the process that started it."""
+    kept = []
+    for stream in STREAMS:
+        file: Any = getattr(sys, stream)
+        file.flush()
+        number = STREAMS.index(stream) + 1
+        kept.append((file, number, os.dup(number)))
+        target = os.open(stream_path(task.folder, stream, task.rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        os.dup2(target, number)
+        os.close(target)
+        file.reconfigure(line_buffering=True)
+    try:
+        yield
+    finally:
+        for file, number, before in kept:
+            with contextlib.suppress(Exception):
+                file.flush()
+            os.dup2(before, number)
+            os.close(before)
+
+
+@contextlib.contextmanager
+def _surroundings(task: Task) -> Iterator[None]:
+    """Those of the process that runs the tests; the next task brings its own."""
+    sys.path[:] = task.path
+    if os.environ != task.environ:
+        os.environ.clear()
+        os.environ.update(task.environ)
+    os.chdir(task.working_folder)
+    seed_generators()
+    yield
+
+
+def _state() -> tuple[Any, ...]:
+    """What a test may leave changed. Not what it does to modules and classes: nobody can see that."""
+    return (
+        threading.active_count(),
+        len(multiprocessing.active_children()),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_anomaly_enabled(),
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)],
+    )
+
+
+class _Parts:
+    """An exception whose class takes other arguments than it keeps, which pickle can't make anew."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _put_together, (type(self._error), self._error.args, self._error.__dict__)
+
+
+def _put_together(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
+
+def _pickled(answer: Answer) -> bytes:
+    # Not through torch's pickler, which would share memory with this process.
+    told = answer.trace
+    parts: Any = None if answer.error is None else _Parts(answer.error)
+    for attempt in (answer, replace(answer, error=parts)):
+        try:
+            pickled = pickle.dumps(attempt)
+            pickle.loads(pickled)
+            return pickled
+        except Exception as error:
+            told = told or f"a result of {type(answer.value)} can't be sent: {error}"
+    return pickle.dumps(Answer(error=RuntimeError(told), clean=answer.clean, at=answer.at))

@@ -1,0 +1,141 @@
+"""The store of ranks that are threads: whoever waits lets the others go on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx
+import phalanx.testing as pt
+
+_SCHEDULES = ["round robin", "random", "free"]
+
+
+@pytest.mark.parametrize("schedule", _SCHEDULES)
+def test_ranks_that_wait_for_keys(schedule: str) -> None:
+    def pass_on(rank: int, world: pt.World) -> bytes:
+        if rank == world.size - 1:
+            world.store.set(f"from {rank}", "x")
+            return b""
+        value = world.store.get(f"from {rank + 1}")
+        world.store.set(f"from {rank}", value + b"x")
+        return value
+
+    assert pt.run(pass_on, 3, schedule=schedule) == [b"xx", b"x", b""]
+
+
+@pytest.mark.parametrize("schedule", _SCHEDULES)
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_every_method(schedule: str, prefixed: bool) -> None:
+    def use(rank: int, world: pt.World) -> Any:
+        store = dist.PrefixStore("p", world.store) if prefixed else world.store
+        store.add("arrived", 1)
+        while store.add("arrived", 0) < world.size:
+            pass
+        if rank == 0:
+            store.multi_set(["a", "b"], ["1", "2"])
+            store.append("c", "3")
+            store.append("c", "4")
+            assert store.compare_set("d", "", "5") == b"5"
+            assert store.compare_set("d", "6", "7") == b"5"
+            store.set("ready", "")
+        else:
+            while not store.check(["ready"]):
+                pass
+        store.wait(["a", "b", "c"])
+        return store.multi_get(["a", "b", "c", "d"])
+
+    assert pt.run(use, 3, schedule=schedule) == [[b"1", b"2", b"34", b"5"]] * 3
+
+
+def test_keys_that_are_deleted() -> None:
+    def delete(rank: int, world: pt.World) -> list[Any]:
+        world.store.set("a", "1")
+        before = world.store.num_keys()
+        return [world.store.delete_key("a"), world.store.delete_key("a"), before - world.store.num_keys()]
+
+    assert pt.run(delete, 1) == [[True, False, 1]]
+
+
+@pytest.mark.parametrize("given", ["wait", "store"])
+def test_timeouts_take_no_time(given: str) -> None:
+    def wait(rank: int, world: pt.World) -> str:
+        if given == "store":
+            world.store.set_timeout(timedelta(minutes=30))
+        with pytest.raises(dist.DistStoreError) as caught:
+            world.store.wait(["a", "never"], *([timedelta(minutes=30)] if given == "wait" else []))
+        return str(caught.value)
+
+    assert pt.run(wait, 1) == ["gave up after a timeout of 1800 s: nobody has set 'a', 'never' in the store"]
+
+
+def test_keys_that_nobody_sets_are_a_deadlock() -> None:
+    def wait(rank: int, world: pt.World) -> None:
+        world.store.get("key") if rank == 0 else dist.barrier()
+
+    with pytest.raises(phalanx.Deadlock) as caught:
+        pt.run(wait, 2)
+    assert caught.value.code == "DEADLOCK:STORE"
+    assert "rank 0 waits in the store, for 'world/key'" not in str(caught.value)
+    assert "rank 0 waits in the store, for 'key' (test_store.py:" in str(caught.value)
+
+
+def test_a_key_that_a_rank_did_not_set_before_it_ended() -> None:
+    def wait(rank: int, world: pt.World) -> None:
+        if rank == 0:
+            world.store.get("key")
+
+    with pytest.raises(phalanx.Deadlock) as caught:
+        pt.run(wait, 3)
+    assert caught.value.code == "DEADLOCK:EXIT"
+    assert "ranks 1, 2 have ended" in str(caught.value)
+
+
+def test_two_looks_are_not_in_vain() -> None:
+    def look(rank: int, world: pt.World) -> None:
+        if rank == 0:
+            assert [world.store.check(["a"]) for _ in range(100)] == [False] * 100
+            work = dist.irecv(torch.ones(1), 1)
+            assert [work.is_completed() for _ in range(100)] == [False] * 100
+            dist.send(torch.ones(1), 1)
+            work.wait()
+        else:
+            dist.recv(torch.ones(1), 0)
+            dist.send(torch.ones(1), 0)
+
+    for seed in range(3):
+        pt.run(look, 2, seed=seed)
+    pt.run(look, 2)
+
+
+@pytest.mark.parametrize("schedule", ["round robin", "random"])
+def test_looking_in_vain_is_a_deadlock(schedule: str) -> None:
+    def look(rank: int, world: pt.World) -> None:
+        while not world.store.check(["never"]):
+            pass
+
+    with pytest.raises(phalanx.Deadlock, match="ranks look again and again"):
+        pt.run(look, 2, schedule=schedule)
+
+
+def test_looking_in_vain_ends_where_ranks_run_freely() -> None:
+    def look(rank: int, world: pt.World) -> None:
+        while not world.store.check(["never"]):
+            pass
+
+    with pytest.raises(pt.Stuck, match=r"did not communicate for 0\.3 s"):
+        pt.run(look, 1, schedule="free", stuck_after=0.3)
+
+
+def test_groups_made_from_it() -> None:
+    def make(rank: int, world: pt.World) -> float:
+        group = phalanx.ProcessGroup(world.store, rank, world.size)
+        tensor = torch.ones(1)
+        group.allreduce(tensor).wait()
+        return tensor.item()
+
+    assert pt.run(make, 3, init=False, seed=1) == [3.0] * 3
