@@ -19,6 +19,7 @@ __all__ = [
     "Call",
     "GroupInfo",
     "Store",
+    "carry_out",
     "describe_ranks",
 ]
 
@@ -163,3 +164,9 @@ class Call:
     def tensors(self) -> list[torch.Tensor]:
         """All that the call reads and writes."""
         return [tensor for blocks in (self.inputs, self.outputs) if blocks is not None for tensor in blocks.tensors]
+
+
+def carry_out(calls: Sequence[Call]) -> None:
+    """The meaning of the calls of all ranks, in rank order. Writes also to tensors that require gradients."""
+    with torch.inference_mode():
+        calls[0].meaning(calls)

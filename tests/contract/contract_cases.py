@@ -30,7 +30,7 @@ from phalanx.collectives.reduction import (
     REDUCE_OPS,
     SUM,
 )
-from phalanx.types import DTYPE_CODES, GroupInfo
+from phalanx.types import DTYPE_CODES, GroupInfo, carry_out
 
 __all__ = ["Flight", "cases", "draw_case", "run_bursts", "run_cases", "wait_for"]
 
@@ -193,7 +193,7 @@ class Flight:
         with torch.inference_mode(case.inference):
             everyones = [form.make(case, rank, len(ranks)) for rank in ranks]
             calls = [form.build(case, GroupInfo("oracle", rank, len(ranks)), everyones[rank]) for rank in ranks]
-            calls[0].meaning(calls)
+            carry_out(calls)
         return list(_flatten(everyones[self._member.rank]))
 
     def problem(self, expected: list[Tensor]) -> str | None:

@@ -21,7 +21,7 @@ from phalanx.collectives import (
     reduce_scatter,
     scatter,
 )
-from phalanx.types import NO_REDUCE_OP, NO_ROOT, Call, GroupInfo
+from phalanx.types import NO_REDUCE_OP, NO_ROOT, Call, GroupInfo, carry_out
 
 SUM, AVG, MAX, PREMUL_SUM = 0, 1, 4, 8
 SIZE = 3
@@ -30,7 +30,7 @@ SIZE = 3
 def run(build: Callable[[GroupInfo], Call], size: int = SIZE) -> list[Call]:
     """One call a rank, and their meaning."""
     calls = [build(GroupInfo("g", rank, size)) for rank in range(size)]
-    calls[0].meaning(calls)
+    carry_out(calls)
     return calls
 
 

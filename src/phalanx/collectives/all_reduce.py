@@ -15,7 +15,7 @@ from phalanx.collectives.checks import (
     check_tensor,
     hash_layout,
 )
-from phalanx.collectives.moving import give, look
+from phalanx.collectives.moving import give, look, take
 from phalanx.collectives.reduction import reduce_in_rank_order
 from phalanx.types import DTYPE_CODES, Blocks, Call, GroupInfo
 
@@ -68,7 +68,9 @@ def build_coalesced(info: GroupInfo, tensors: Sequence[Tensor], reduce_op: int, 
 
 def meaning(calls: Sequence[Call]) -> None:
     factors = [call.factor for call in calls]
-    sources = [look(call.inputs) for call in calls if call.inputs]
+    # The reduction of a single tensor is that tensor, and would be written to itself.
+    read = look if len(calls) > 1 else lambda blocks: take(blocks)[0]
+    sources = [read(call.inputs) for call in calls if call.inputs]
     results = [reduce_in_rank_order(tensors, calls[0].reduce_op, factors) for tensors in zip(*sources, strict=True)]
     for call in calls:
         if call.outputs:

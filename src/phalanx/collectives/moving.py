@@ -18,7 +18,7 @@ _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def look(blocks: Blocks) -> list[Tensor]:
     """The tensors of the only block, flat: for those who write nothing before they have read all."""
-    return [_copyable(tensor).reshape(-1) for tensor in blocks.tensors]
+    return [_copyable(tensor).resolve_conj().resolve_neg().reshape(-1) for tensor in blocks.tensors]
 
 
 def take(blocks: Blocks) -> list[list[Tensor]]:

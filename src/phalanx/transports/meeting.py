@@ -13,7 +13,7 @@ import torch
 from phalanx import _native
 from phalanx.transports.base import Scheduler
 from phalanx.transports.signatures import layout_of
-from phalanx.types import DTYPE_CODES, Call, GroupInfo
+from phalanx.types import DTYPE_CODES, Call, GroupInfo, carry_out
 
 __all__ = ["CLOSED", "EXITING", "NOT_LEFT", "Meeting", "Ticket"]
 
@@ -190,9 +190,7 @@ class Meeting:
             self._disagree(seq, sender, receiver, text=text)
             return
         try:
-            # Tensors that require gradients are written as any others.
-            with torch.inference_mode():
-                calls[0].meaning(calls)
+            carry_out(calls)
         except Exception as error:
             self.fail(
                 _native.FAILURE_ABORTED, rank=-1, seq=seq, op=calls[0].op, text=f"{type(error).__name__}: {error}"
