@@ -24,6 +24,7 @@ _SIZE = "_phalanx_ranks"
 _OWN = ("rank", "world")
 _OPTIONS = ("seed", "schedule", "replay", "check", "faults", "init", "timeout", "stuck_after", "processes")
 _OUTCOMES = (pytest.skip.Exception, pytest.fail.Exception, pytest.xfail.Exception)
+_CAPTURING = {"capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys"}
 _DEFAULTS = (None, None, None, False, (), True, None, 60.0, False)
 
 
@@ -226,7 +227,8 @@ def _require_mark(request: pytest.FixtureRequest, name: str) -> None:
 @contextmanager
 def _output_by_rank(item: pytest.Item) -> Iterator[Callable[[int, str, str], None]]:
     """What ranks print becomes a section of the report for each of them. Gives a function that takes more of it."""
-    routers = {"stdout": _Router(sys.stdout), "stderr": _Router(sys.stderr)}
+    routes = not _CAPTURING & set(getattr(item, "fixturenames", ()))
+    routers = {"stdout": _Router(sys.stdout, routes), "stderr": _Router(sys.stderr, routes)}
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = routers.values()
     try:
@@ -241,9 +243,11 @@ def _output_by_rank(item: pytest.Item) -> Iterator[Callable[[int, str, str], Non
 class _Router(io.TextIOBase):
     """Goes to the text of the rank that writes; what others write goes where it always went."""
 
-    def __init__(self, others: Any) -> None:
+    def __init__(self, others: Any, routes: bool) -> None:
         self.texts: dict[int, io.StringIO] = {}
         self._others = others
+        # A test that captures what it prints looks where it always is.
+        self._routes = routes
 
     def add(self, rank: int, text: str) -> None:
         self.texts.setdefault(rank, io.StringIO()).write(text)
@@ -251,9 +255,23 @@ class _Router(io.TextIOBase):
     def write(self, text: str) -> int:
         from phalanx.testing.world import rank_here
 
-        rank = rank_here()
+        rank = rank_here() if self._routes else None
         self._others.write(text) if rank is None else self.add(rank, text)
         return len(text)
 
     def flush(self) -> None:
         self._others.flush()
+
+    @property
+    def encoding(self) -> Any:  # type: ignore[override]
+        return self._others.encoding
+
+    @property
+    def buffer(self) -> Any:
+        return self._others.buffer
+
+    def fileno(self) -> int:
+        return int(self._others.fileno())
+
+    def isatty(self) -> bool:
+        return bool(self._others.isatty())

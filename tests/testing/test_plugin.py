@@ -216,9 +216,24 @@ def test_it(rank, opener):
 def test_modules_that_can_not_be_found_by_name(pytester: pytest.Pytester, mode: str) -> None:
     folder = pytester.mkdir("inner")
     (folder / "test_inner.py").write_text(
-        _STEP + "@pytest.mark.ranks(2, processes=True)\ndef test_it(rank):\n    dist.barrier()\n"
+        _STEP
+        + """
+import phalanx.testing as pt
+
+class OwnError(Exception):
+    pass
+
+@pytest.mark.xfail(raises=OwnError, strict=True)
+@pytest.mark.ranks(2, processes=True, faults=[pt.fail(0, 1, OwnError("planned"))])
+def test_fails(rank):
+    dist.barrier()
+
+@pytest.mark.ranks(2, processes=True)
+def test_it(rank):
+    dist.barrier()
+"""
     )
-    pytester.runpytest_subprocess(f"--import-mode={mode}").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess(f"--import-mode={mode}").assert_outcomes(passed=1, xfailed=1)
 
 
 def test_beside_xdist(pytester: pytest.Pytester) -> None:
@@ -256,3 +271,27 @@ def test_wrong_options(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*expected options of the mark ranks among seeds, seed, *, got ?'sede'?*"])
     result = _run(pytester, "@pytest.mark.requires(2)\ndef test_it():\n    pass\n")
     result.stdout.fnmatch_lines(["*expected the mark requires(min_ranks=2) and the like, got requires(2,)*"])
+
+
+def test_tests_that_capture(pytester: pytest.Pytester) -> None:
+    result = _run(
+        pytester,
+        """
+import sys
+
+@pytest.mark.ranks(2)
+def test_capsys(rank, capsys):
+    if rank == 0:
+        print("captured")
+        assert capsys.readouterr().out == "captured\\n"
+    dist.barrier()
+
+@pytest.mark.ranks(1)
+def test_streams(rank):
+    assert sys.stdout.fileno() == 1
+    sys.stdout.buffer.write(b"bytes")
+    assert sys.stdout.encoding
+""",
+        "-s",
+    )
+    result.assert_outcomes(passed=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import random
 import signal
@@ -276,3 +277,103 @@ def test_folders_that_are_left_over_are_removed(tmp_path: Path) -> None:
     for argument, left in (("die", 1), ("live", 0)):
         subprocess.run([sys.executable, "-c", source, argument], env=environment, timeout=50)
         assert len(list(tmp_path.glob("phalanx-run-*"))) == left
+
+
+def test_code_that_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for number, value in enumerate(("old", "new")):
+        file = tmp_path / "changing.py"
+        file.write_text(f"def f(rank, world):\n    return {value!r}\n")
+        os.utime(file, (number + 1, number + 1))
+        sys.modules.pop("changing", None)
+        module = __import__("changing")
+        assert pt.run(module.f, 2, processes=True) == [value] * 2
+    del sys.modules["changing"]
+
+
+def _close_all(rank: int, world: pt.World) -> None:
+    if rank == 1:
+        os.closerange(3, 64)
+        time.sleep(100)
+    time.sleep(0.1)
+
+
+def test_a_rank_that_closes_its_files() -> None:
+    with pytest.raises(RuntimeError, match="rank 1 closed the pipe"):
+        pt.run(_close_all, 2, init=False, processes=True)
+
+
+def _leave_a_child(rank: int, world: pt.World) -> int:
+    if rank == 0:
+        # In a process of its own that knows nothing of this one's files; and one that shares them.
+        child = os.fork()
+        if child == 0:
+            time.sleep(100)
+            os._exit(0)
+        (world.tmp_path.parent.parent / "child").write_text(str(child))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def test_a_rank_that_dies_and_leaves_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(RuntimeError, match="rank 0 was killed by SIGKILL"):
+        pt.run(_leave_a_child, 2, init=False, processes=True)
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 20
+    while _is_alive(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _start_a_program(rank: int, world: pt.World) -> tuple[int, int]:
+    return os.getpid(), subprocess.Popen(["sleep", "100"]).pid
+
+
+def test_a_worker_that_left_a_program_behind_is_replaced() -> None:
+    ((worker, program),) = pt.run(_start_a_program, 1, processes=True)
+    assert worker not in {pid for _, pid in pt.run(_sum, 2, processes=True)}
+    deadline = time.monotonic() + 20
+    while _is_alive(program):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_rank_that_is_late_is_not_stuck() -> None:
+    faults = [pt.delay(1, at_call=1, seconds=1.5)]
+    assert len(pt.run(_seconds, 2, processes=True, faults=faults, stuck_after=0.5)) == 2
+
+
+def _compute_for_ever(rank: int, world: pt.World) -> None:
+    while rank == 0:
+        pass
+    dist.recv(torch.ones(1), 0)
+
+
+def test_who_waits_for_a_message_is_not_to_blame() -> None:
+    with pytest.raises(pt.Stuck, match="rank 0 did not communicate"):
+        pt.run(_compute_for_ever, 2, processes=True, stuck_after=1.0)
+
+
+def _die_of_a_signal_without_a_name(rank: int, world: pt.World) -> None:
+    os.kill(os.getpid(), signal.SIGRTMIN + 3)
+
+
+def test_a_signal_without_a_name() -> None:
+    with pytest.raises(RuntimeError, match=f"rank 0 was killed by signal {signal.SIGRTMIN + 3}"):
+        pt.run(_die_of_a_signal_without_a_name, 1, processes=True)
+
+
+def _replace_stdout(rank: int, world: pt.World) -> None:
+    sys.stdout = io.StringIO()
+
+
+def _close_stdout(rank: int, world: pt.World) -> None:
+    sys.stdout.close()
+
+
+@pytest.mark.parametrize("spoil", [_replace_stdout, _close_stdout])
+def test_output_that_a_test_has_spoilt(spoil: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    pt.run(spoil, 1, processes=True)
+    pt.run(_speak, 1, processes=True)
+    assert capfd.readouterr().out == "I am 0\n"

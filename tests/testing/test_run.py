@@ -506,3 +506,74 @@ def test_ranks_that_try_again_to_make_a_group() -> None:
         return tensor.item()
 
     assert pt.run(make, 2, init=False) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e8m0fnu, torch.complex64, torch.uint16])
+def test_a_message_is_what_it_was_when_it_was_sent(dtype: torch.dtype) -> None:
+    def work(rank: int, world: pt.World) -> list[float]:
+        tensor = torch.full((4,), 2.0).to(dtype)
+        if rank == 0:
+            dist.send(tensor, 1)
+            tensor.copy_(torch.full((4,), 8.0).to(dtype))
+            world.store.set("changed", "")
+        else:
+            world.store.get("changed")
+            dist.recv(tensor := torch.ones(4).to(dtype), 0)
+        return tensor.to(torch.complex64).real.tolist()
+
+    assert pt.run(work, 2)[1] == [2.0] * 4
+
+
+def test_a_deadlock_names_ranks_of_the_world() -> None:
+    def work(rank: int, world: pt.World) -> None:
+        if rank == 2:
+            dist.new_group([2, 3], use_local_synchronization=True)
+        elif rank == 3:
+            dist.recv(torch.ones(1), 2)
+
+    with pytest.raises(phalanx.Deadlock) as caught:
+        pt.run(work, 4)
+    assert "rank 2 waits for rank 3 in new_group" in str(caught.value)
+    assert "rank 3 waits for rank 2 in recv" in str(caught.value)
+
+
+def test_threads_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, num_started = threading.Thread.start, 0
+
+    def refuse(self: threading.Thread) -> None:
+        nonlocal num_started
+        num_started += self.name.startswith("rank ")
+        if num_started > 2:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    before = threading.active_count()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            pt.run(_sum, 4)
+    assert threading.active_count() == before
+    assert pt.run(_sum, 2) == [[1.0] * 3] * 2
+
+
+def test_ranks_of_an_abandoned_run_end_before_the_caller_goes_on() -> None:
+    ended: list[int] = []
+
+    def work(rank: int, world: pt.World) -> None:
+        try:
+            if rank == 0:
+                signal.raise_signal(signal.SIGINT)
+            world.barrier()
+        finally:
+            random.random()
+            ended.append(rank)
+
+    before = random.getstate()
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pt.run(work, 3)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert sorted(ended) == [0, 1, 2]
+    assert random.getstate() == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -129,6 +131,58 @@ def test_looking_in_vain_ends_where_ranks_run_freely() -> None:
 
     with pytest.raises(pt.Stuck, match=r"did not communicate for 0\.3 s"):
         pt.run(look, 1, schedule="free", stuck_after=0.3)
+
+
+def test_a_store_with_a_prefix() -> None:
+    def use(rank: int, world: pt.World) -> list[Any]:
+        store = dist.PrefixStore("p", world.store)
+        store.set("a", "1")
+        before = store.num_keys()
+        store.set_timeout(timedelta(minutes=5))
+        with pytest.raises(dist.DistStoreError, match="gave up after a timeout of 300 s"):
+            store.get("never")
+        return [store.delete_key("a"), store.delete_key("a"), before - store.num_keys()]
+
+    assert pt.run(use, 1) == [[True, False, 1]]
+
+
+def test_a_key_that_is_deleted_before_it_is_read() -> None:
+    def use(rank: int, world: pt.World) -> None:
+        if rank == 0:
+            world.store.get("k")
+        else:
+            world.store.set("k", "1")
+            world.store.delete_key("k")
+            world.store.wait(["go"])
+
+    with pytest.raises(phalanx.Deadlock, match="rank 0 waits in the store, for 'k'"):
+        pt.run(use, 2)
+
+
+def test_waiting_again_and_again_is_no_progress() -> None:
+    def retry(rank: int, world: pt.World) -> None:
+        while True:
+            with contextlib.suppress(dist.DistStoreError):
+                world.store.wait(["never"], timedelta(seconds=1))
+
+    with pytest.raises(pt.Stuck, match=r"did not communicate for 0\.5 s"):
+        pt.run(retry, 1, stuck_after=0.5)
+
+
+def test_polling_until_a_time_has_gone_by() -> None:
+    def poll(rank: int, world: pt.World) -> None:
+        tensor = torch.ones(1)
+        if rank == 1:
+            dist.recv(tensor, 0)
+            dist.send(tensor, 0)
+            return
+        work, end = dist.irecv(tensor, 1), time.monotonic() + 0.3
+        while not work.is_completed() and time.monotonic() < end:
+            pass
+        dist.send(tensor, 1)
+        work.wait()
+
+    pt.run(poll, 2)
 
 
 def test_groups_made_from_it() -> None:

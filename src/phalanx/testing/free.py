@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.testing.scheduler import Nap, Scheduling, Timer, Waitable
+from phalanx.testing.scheduler import Nap, RankState, Scheduling, Timer, Waitable
 
 __all__ = ["Free"]
+
+# Seconds after which a rank that waits for a time to come shows that it does.
+_BETWEEN_STEPS = 0.1
 
 
 class Free(Scheduling):
@@ -40,7 +43,7 @@ class Free(Scheduling):
     def leave(self) -> None:
         with self._changed:
             self._ended.add(self.rank)
-            self.num_turns += 1
+            self.num_steps += 1
             self._look_for_the_end()
             self._changed.notify_all()
 
@@ -48,7 +51,7 @@ class Free(Scheduling):
         return time.monotonic()
 
     def point(self, *what: Any) -> None:
-        self.num_turns += 1
+        self.num_steps += 1
         self.pause()
         self._come_to_point(self.rank, what)
 
@@ -70,52 +73,52 @@ class Free(Scheduling):
             me.parked = True
             self._look_for_the_end()
             self._changed.notify_all()
-        me.turn.acquire()
+        self._take_turn(me)
         self._receive(me)
 
     def wait(self, ticket: Waitable, timeout: float | None) -> bool:
         me = self._ranks[self.rank]
         until = None if timeout is None else self.now() + timeout
-        waits = True
-        if timeout is not None:
-            # So that all know that somebody will go on.
-            self.at(timeout, lambda: None, lambda: not waits)
-        try:
-            while not ticket.ended:
-                self._check_abandoned()
-                self._receive(me)
-                self._expire()
-                if until is not None and time.monotonic() >= until:
-                    break
-                me.waits_for = ticket
-                if self._wait_for_change(ticket):
+        while True:
+            self._check_abandoned()
+            self._receive(me)
+            self._expire()
+            if ticket.ended or (until is not None and self.now() >= until):
+                return ticket.ended
+            try:
+                if self._wait_for_change(me, ticket, until):
                     self._on_deadlock()
-        finally:
-            waits = False
-            me.waits_for = None
-        return ticket.ended
+            finally:
+                me.waits_for = None
 
-    def _wait_for_change(self, ticket: Waitable) -> bool:
-        """Until something may have changed. True: nothing will."""
-        me = self._ranks[self.rank]
+    def _wait_for_change(self, me: RankState, ticket: Waitable, until: float | None) -> bool:
+        """Until something may have changed. True: nothing will, and the rank still counts as waiting."""
         with self._changed:
             if ticket.ended or me.inbox or me.interrupt or self._abandoned:
                 return False
-            self.num_turns += 1
+            me.waits_for, me.until = ticket, until
             while self._timers and self._timers[0][2].is_over():
                 heapq.heappop(self._timers)
             if not self._timers and self._nobody_can_go_on():
                 return True
-            next_timer = self._timers[0][0] - time.monotonic() if self._timers else None
-            if next_timer is None or next_timer > 0:
-                self._changed.wait(next_timer)
+            times = ([] if until is None else [until]) + [time for time, _, _ in self._timers[:1]]
+            if times:
+                # Whoever waits for a time to come gets on.
+                self.num_steps += 1
+                self._changed.wait(max(0.0, min(min(times) - self.now(), _BETWEEN_STEPS)))
+            else:
+                self._changed.wait()
+            # Whatever it does next, it does not wait.
+            me.waits_for = None
         return False
 
     def _nobody_can_go_on(self) -> bool:
         for number, rank in enumerate(self._ranks):
             if number in self._ended or rank.parked:
                 continue
-            if rank.waits_for is None or rank.waits_for.ended or rank.inbox or rank.interrupt:
+            if rank.waits_for is None or rank.until is not None:
+                return False
+            if rank.waits_for.ended or rank.inbox or rank.interrupt:
                 return False
         return True
 
@@ -140,6 +143,7 @@ class Free(Scheduling):
         self._notify()
 
     def happened(self) -> None:
+        self.num_steps += 1
         self._notify()
 
     def call_as(self, rank: int, callback: Callable[[], None]) -> None:
@@ -155,7 +159,7 @@ class Free(Scheduling):
         for rank in self._ranks:
             if rank.parked:
                 rank.interrupt = error
-                rank.turn.release()
+                self._wake_up(rank)
         self._notify()
 
     def interrupt(self, rank: int, error: BaseException) -> None:

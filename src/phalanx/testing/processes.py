@@ -7,6 +7,7 @@ process, whatever becomes of it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -15,10 +16,11 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from phalanx.testing.blame import Failure
 from phalanx.testing.faults import Kill
@@ -36,6 +38,8 @@ Tell = Callable[[int, str, str], None]
 _PATIENCE = 10.0
 # Seconds between two looks at whether ranks get on.
 _BETWEEN_LOOKS = 0.25
+# Seconds that a worker whose pipe has ended is given to end, too.
+_TO_END = 2.0
 
 
 class _Worker:
@@ -50,22 +54,34 @@ class _Worker:
         self.process.start()
         theirs.close()
         life.close()
+        # The modules that it was sent functions of, each with file and time.
+        self.modules: dict[str, _Version] = {}
+        _all.add(self)
 
     def end(self) -> None:
+        if self.process.pid is not None:
+            # With all that the rank has started.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.join()
+        self.close()
+
+    def close(self) -> None:
         self.pipe.close()
         self._life.close()
 
 
 _idle: list[_Worker] = []
+_all: weakref.WeakSet[_Worker] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
 def run_in_processes(options: Options, tell: Tell | None) -> tuple[list[Any], list[Failure]]:
     """What each rank returned, and the failures in the order in which they came."""
-    function, ranks = _pickled(options.function), options.ranks
-    workers = _take(ranks)
+    ranks, module = options.ranks, _module(options.function)
+    functions = [_pickled(options, rank) for rank in range(ranks)]
+    workers = _take(ranks, module)
     answers: dict[int, Answer] = {}
     try:
         with folder_of_run() as path:
@@ -74,7 +90,7 @@ def run_in_processes(options: Options, tell: Tell | None) -> tuple[list[Any], li
             progress = Progress(folder, ranks)
             try:
                 for rank in range(ranks):
-                    _send(workers, rank, _task(options, function, rank, folder))
+                    _send(workers, rank, _task(options, functions[rank], module, rank, folder))
                 _Collection(options, workers, answers, folder, progress).collect()
             finally:
                 _tell_all(folder, ranks, tell or _print)
@@ -85,14 +101,29 @@ def run_in_processes(options: Options, tell: Tell | None) -> tuple[list[Any], li
     return [answers[rank].value for rank in range(ranks)], failures
 
 
-def _task(options: Options, function: bytes, rank: int, folder: str) -> Task:
-    inner: Any = options.function
-    while isinstance(inner, partial):
-        inner = inner.args[0] if inner.args and callable(inner.args[0]) else inner.func
-    file = getattr(sys.modules.get(getattr(inner, "__module__", "")), "__file__", None)
+class _Version(NamedTuple):
+    """Of a module: where it is, and how old."""
+
+    name: str
+    file: str
+    changed: int
+
+
+def _module(function: Any) -> _Version | None:
+    """The one that defines the function; of the pytest plugin's, the test function."""
+    while isinstance(function, partial):
+        function = function.args[0] if function.args and callable(function.args[0]) else function.func
+    name = getattr(function, "__module__", None) or ""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None or not os.path.exists(file):
+        return None
+    return _Version(name, file, os.stat(file).st_mtime_ns)
+
+
+def _task(options: Options, function: bytes, module: _Version | None, rank: int, folder: str) -> Task:
     return Task(
         function=function,
-        module=(inner.__module__, file) if file is not None else None,
+        module=None if module is None else module[:2],
         path=sys.path,
         environ=dict(os.environ),
         working_folder=os.getcwd(),
@@ -102,13 +133,14 @@ def _task(options: Options, function: bytes, rank: int, folder: str) -> Task:
         init=options.init,
         timeout=options.timeout,
         stuck_after=options.stuck_after,
-        faults={call: faults for (whose, call), faults in options.faults_by_call.items() if whose == rank},
     )
 
 
-def _pickled(function: Callable[..., Any]) -> bytes:
+def _pickled(options: Options, rank: int) -> bytes:
+    function = options.function
+    faults = {call: faults for (whose, call), faults in options.faults_by_call.items() if whose == rank}
     try:
-        return pickle.dumps(function)
+        return pickle.dumps((function, faults))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(
             f"expected a function that another process can be sent, got {function!r} ({error}): define it at the top "
@@ -162,19 +194,31 @@ class _Collection:
         return [rank for rank in range(len(self._workers)) if rank not in self._answers]
 
     def _receive(self) -> bool:
-        waited = {self._workers[rank].pipe: rank for rank in self._pending()}
+        # A child of the rank may keep the pipe open when the rank itself is dead.
+        waited: dict[Any, int] = {}
+        for rank in self._pending():
+            waited[self._workers[rank].pipe] = waited[self._workers[rank].process.sentinel] = rank
         ready = multiprocessing.connection.wait(list(waited), min(_BETWEEN_LOOKS, self._options.stuck_after))
-        for rank in [rank for pipe, rank in waited.items() if pipe in ready]:
-            worker = self._workers[rank]
+        for rank in sorted({waited[ready_one] for ready_one in ready}):
+            pipe = self._workers[rank].pipe
             try:
-                self._answers[rank] = pickle.loads(worker.pipe.recv_bytes())
+                self._answers[rank] = pickle.loads(pipe.recv_bytes()) if pipe.poll() else self._death(rank)
             except (EOFError, ConnectionResetError):
-                worker.process.join()
-                code = worker.process.exitcode
-                was_planned = code == -signal.SIGKILL and self._is_to_be_killed(rank)
-                error = None if was_planned else _died(rank, code)
-                self._answers[rank] = Answer(error=error, clean=False, at=time.time())
+                self._answers[rank] = self._death(rank)
         return bool(ready)
+
+    def _death(self, rank: int) -> Answer:
+        process = self._workers[rank].process
+        process.join(_TO_END)
+        if process.exitcode is None:
+            error: BaseException | None = RuntimeError(
+                f"rank {rank} closed the pipe to the process that runs the tests"
+            )
+        elif process.exitcode == -signal.SIGKILL and self._is_to_be_killed(rank):
+            error = None
+        else:
+            error = RuntimeError(f"rank {rank} {_ending(process.exitcode)}")
+        return Answer(error=error, clean=False, at=time.time())
 
     def _is_to_be_killed(self, rank: int) -> bool:
         by_call = self._options.faults_by_call
@@ -189,7 +233,8 @@ class _Collection:
         for rank in stuck:
             pid = self._workers[rank].process.pid
             if pid is not None:
-                os.kill(pid, ALARM)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, ALARM)
         return stuck
 
     def _kill(self, ranks: list[int], why: str) -> None:
@@ -201,10 +246,13 @@ class _Collection:
             self._answers[rank] = Answer(error=error, clean=False, at=time.time())
 
 
-def _died(rank: int, code: int | None) -> BaseException:
-    if code is not None and code < 0:
-        return RuntimeError(f"rank {rank} was killed by {signal.Signals(-code).name}")
-    return RuntimeError(f"rank {rank} ended with exit code {code}")
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
 
 
 def _tell_all(folder: str, ranks: int, tell: Tell) -> None:
@@ -220,16 +268,22 @@ def _print(rank: int, stream: str, text: str) -> None:
     getattr(sys, stream).write(text)
 
 
-def _take(num: int) -> list[_Worker]:
+def _take(num: int, module: _Version | None) -> list[_Worker]:
     with _lock:
         taken = [_idle.pop() for _ in range(min(num, len(_idle)))]
     workers = []
     for worker in taken:
-        if worker.process.is_alive():
+        # One that has an older version of the module would run that.
+        known = module is None or worker.modules.get(module.name, module) == module
+        if known and worker.process.is_alive():
             workers.append(worker)
         else:
             worker.end()
-    return workers + [_Worker() for _ in range(num - len(workers))]
+    workers += [_Worker() for _ in range(num - len(workers))]
+    for worker in workers:
+        if module is not None:
+            worker.modules[module.name] = module
+    return workers
 
 
 def _give_back(workers: list[_Worker], answers: dict[int, Answer]) -> None:
@@ -247,5 +301,11 @@ def _end_all() -> None:
         _idle.pop().end()
 
 
-# A forked child does not own the workers.
-os.register_at_fork(after_in_child=_idle.clear)
+def _disown() -> None:
+    """A forked child does not own the workers, and must not keep them alive."""
+    _idle.clear()
+    for worker in list(_all):
+        worker.close()
+
+
+os.register_at_fork(after_in_child=_disown)

@@ -19,8 +19,9 @@ from phalanx.testing.blame import Failure, first_failure
 from phalanx.testing.faults import Fault
 from phalanx.testing.options import Options
 from phalanx.testing.processes import Tell, run_in_processes
+from phalanx.testing.scheduler import Interruption
 from phalanx.testing.schedules import Policy, Recorded, Replay, Trace
-from phalanx.testing.world import Interruption, Stuck, ThreadsWorld, Unwound, World
+from phalanx.testing.world import Stuck, ThreadsWorld, Unwound, World
 
 __all__ = ["execute", "run"]
 
@@ -138,38 +139,40 @@ def _run_once(options: Options, policy: Policy | None) -> _Outcome:
                     outcome.failures.append((rank, error))
             world.end(rank, error)
 
-        workers = world.start(body)
         try:
+            world.start(body)
             world.turns.begin()
-            _watch(world, workers, options.stuck_after)
+            _watch(world, options.stuck_after)
             while world.turns.free(Unwound()):
-                _watch(world, workers, options.stuck_after)
+                _watch(world, options.stuck_after)
+            for worker in world.workers:
+                worker.join()
         except BaseException:
-            # Ctrl-C, or a rank that is stuck: ranks end where they communicate next.
+            # Ctrl-C, a rank that is stuck, or no more threads to be had.
             world.abandon(Unwound())
             raise
-        for worker in workers:
-            worker.join()
     return outcome
 
 
-def _watch(world: ThreadsWorld, workers: list[threading.Thread], stuck_after: float) -> None:
+def _watch(world: ThreadsWorld, stuck_after: float) -> None:
     """Until all have ended. A rank that keeps its turn for too long gets an exception; one that ignores it is left."""
     turns = world.turns
-    seen, since, told = turns.num_turns, time.monotonic(), False
+    seen, since, told = turns.num_steps, time.monotonic(), False
     while not turns.all_ended.wait(min(_BETWEEN_LOOKS, stuck_after)):
-        if turns.num_turns != seen:
-            seen, since, told = turns.num_turns, time.monotonic(), False
+        if turns.num_steps != seen:
+            seen, since, told = turns.num_steps, time.monotonic(), False
         if time.monotonic() - since < stuck_after:
             continue
         rank = turns.current
-        thread = workers[rank].ident
+        worker = world.workers[rank]
+        thread = worker.ident
         frame = None if thread is None else sys._current_frames().get(thread)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         what = f"rank {rank} did not communicate for {stuck_after:g} s"
         if told:
             raise Stuck(f"{what}, ignored an exception, and its thread was abandoned; it was here:\n{stack}")
         world.stuck[rank] = Stuck(f"{what}; it was here:\n{stack}")
-        if thread is not None and workers[rank].is_alive():
+        # To look at the stack takes a while.
+        if thread is not None and worker.is_alive() and (turns.num_steps, turns.current) == (seen, rank):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interruption))
         since, told = time.monotonic(), True

@@ -7,9 +7,11 @@ go on: that is a deadlock, and it is found at once.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -17,14 +19,20 @@ from typing import Any, Protocol
 from phalanx.errors import InvalidCall
 from phalanx.testing.schedules import Policy, Trace
 
-# Who looks so often, while nothing happens, looks in vain.
+# Who looks so often, while nothing happens, looks in vain. Where it only waits for real time to go by it gets a second.
 _MANY_LOOKS = 1000
+_LONG = 1.0
 
-__all__ = ["Nap", "Scheduling", "Turns", "Waitable"]
+__all__ = ["Interruption", "Nap", "RankState", "Scheduling", "Turns", "Waitable"]
 
 
-class _Rank:
+class Interruption(BaseException):
+    """What a rank that is stuck gets, in the midst of whatever it does. A program does not take it for an error."""
+
+
+class RankState:
     __slots__ = (
+        "has_turn",
         "inbox",
         "interrupt",
         "num_looks",
@@ -32,14 +40,19 @@ class _Rank:
         "parked",
         "polled_at",
         "polls_in_vain",
+        "polls_since",
         "turn",
+        "until",
         "waits_for",
     )
 
     def __init__(self) -> None:
-        # Held, but for the moment between being given the turn and taking it.
+        self.has_turn = False
+        # Held, but for the moment between being given the turn and taking it: wakes the rank up.
         self.turn = threading.Lock()
         self.turn.acquire()
+        # When it goes on of itself, where ranks run freely.
+        self.until: float | None = None
         self.waits_for: Waitable | None = None
         # Raised where the rank waits or communicates next.
         self.interrupt: BaseException | None = None
@@ -51,6 +64,7 @@ class _Rank:
         # often that nothing will.
         self.polled_at = -1
         self.num_looks = 0
+        self.polls_since = 0.0
         self.polls_in_vain = False
 
 
@@ -93,14 +107,14 @@ class Scheduling:
         self._on_point = on_point
         self._here = threading.local()
         self._abandoned: BaseException | None = None
-        self._ranks = [_Rank() for _ in range(size)]
+        self._ranks = [RankState() for _ in range(size)]
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
         self.all_ended = threading.Event()
         self.choices: list[int] = []
         self.trace = Trace()
-        # Grows when a rank gets on: whoever watches a run sees that it does.
-        self.num_turns = 0
+        # Grows when a rank makes a call, writes to the store or ends: whoever watches a run sees that it gets on.
+        self.num_steps = 0
 
     @property
     def rank(self) -> int:
@@ -130,7 +144,7 @@ class Scheduling:
                 rank.interrupt = error
                 self.all_ended.clear()
                 self._resumes(number)
-                rank.turn.release()
+                self._wake_up(rank)
                 return True
         return False
 
@@ -145,7 +159,7 @@ class Scheduling:
         if self._on_point is not None:
             self._on_point(rank, me.num_points)
 
-    def _receive(self, me: _Rank) -> None:
+    def _receive(self, me: RankState) -> None:
         """Raises, or calls, what came for the rank meanwhile."""
         if me.interrupt is not None:
             error, me.interrupt = me.interrupt, None
@@ -155,7 +169,26 @@ class Scheduling:
 
     def _resumes(self, rank: int) -> None:
         """A rank goes on that was parked."""
-        self.num_turns += 1
+        self.num_steps += 1
+
+    def _wake_up(self, rank: RankState) -> None:
+        rank.has_turn = True
+        # It may have been awake.
+        with contextlib.suppress(RuntimeError):
+            rank.turn.release()
+
+    def _take_turn(self, me: RankState) -> None:
+        while not me.has_turn:
+            try:
+                # A run may be abandoned at any moment, also between giving the turn away and waiting for it.
+                me.turn.acquire(timeout=0.5)
+            except Interruption:
+                # It was meant for the rank when it still had the turn.
+                continue
+            self._check_abandoned()
+        me.has_turn = False
+        me.turn.acquire(blocking=False)
+        self._check_abandoned()
 
     def _check_abandoned(self) -> None:
         if self._abandoned is not None:
@@ -199,6 +232,7 @@ class Turns(Scheduling):
     def leave(self) -> None:
         """Last of all: the rank does not run any more."""
         self._check_abandoned()
+        self.num_steps += 1
         self._on_switch(self.rank, False)
         self._give_turn(self._choose())
 
@@ -208,7 +242,7 @@ class Turns(Scheduling):
     def point(self, *what: Any) -> None:
         """The rank is about to make a call: others may go first."""
         self._num_events += 1
-        self.num_turns += 1
+        self.num_steps += 1
         rank = self.rank
         if self._policy.at_calls:
             self.pause()
@@ -220,7 +254,9 @@ class Turns(Scheduling):
     def pause(self) -> None:
         rank = self.rank
         me = self._ranks[rank]
-        me.num_looks = me.num_looks + 1 if me.polled_at == self._num_events else 0
+        if me.polled_at != self._num_events:
+            me.num_looks, me.polls_since = 0, time.monotonic()
+        me.num_looks += 1
         me.polls_in_vain = me.num_looks >= _MANY_LOOKS
         me.polled_at = self._num_events
         self._ready.append(rank)
@@ -292,6 +328,7 @@ class Turns(Scheduling):
     def happened(self) -> None:
         """Something that a rank may look for."""
         self._num_events += 1
+        self.num_steps += 1
 
     def call_as(self, rank: int, callback: Callable[[], None]) -> None:
         """In the rank's own thread, when it waits or communicates next; one that waits goes on for it."""
@@ -310,8 +347,8 @@ class Turns(Scheduling):
         """Nobody has a turn any more: whoever comes to communicate, or waits to, goes on with an exception."""
         self._abandoned = error
         for number, rank in enumerate(self._ranks):
-            if number != self.current and rank.turn.locked():
-                rank.turn.release()
+            if number != self.current:
+                self._wake_up(rank)
 
     def interrupt(self, rank: int, error: BaseException) -> None:
         """The rank, if it waits, goes on with an exception."""
@@ -341,17 +378,11 @@ class Turns(Scheduling):
         super()._resumes(rank)
         self.current = rank
 
-    def _take_turn(self, me: _Rank) -> None:
-        # A run may be abandoned at any moment, also between giving the turn away and waiting for it.
-        while not me.turn.acquire(timeout=0.5):
-            self._check_abandoned()
-        self._check_abandoned()
-
     def _give_turn(self, chosen: int | None) -> None:
         if chosen is None:
             self.all_ended.set()
         else:
-            self._ranks[chosen].turn.release()
+            self._wake_up(self._ranks[chosen])
 
     def _choose(self) -> int | None:
         """Who goes on; None where there is nobody left."""
@@ -361,6 +392,8 @@ class Turns(Scheduling):
                 for rank in self._ready:
                     self._ranks[rank].polls_in_vain = False
                 self._num_in_vain = 0
+            elif self._ready and not self._polled_for_long():
+                break
             elif self._ready or any(rank.waits_for is not None for rank in self._ranks):
                 self._on_deadlock()
                 break
@@ -371,9 +404,12 @@ class Turns(Scheduling):
         index = self._policy.choose(self._ready) if len(self._ready) > 1 else 0
         if len(self._ready) > 1:
             self.choices.append(index)
-        self.num_turns += 1
         self.current = self._ready.pop(index)
         return self.current
+
+    def _polled_for_long(self) -> bool:
+        """All that could go on look in vain: whether for so long that no time that goes by will help."""
+        return time.monotonic() - max(self._ranks[rank].polls_since for rank in self._ready) > _LONG
 
     def _jump(self) -> bool:
         """To the next timer that is not over; False: there is none."""

@@ -14,6 +14,7 @@ from phalanx.types import Store
 __all__ = ["KeyWait", "SharedStore"]
 
 _Value = str | bytes
+_FOREVER = timedelta(days=3650)
 
 
 class _Scheduler(Scheduler, Protocol):
@@ -57,26 +58,30 @@ class SharedStore(Store):
         self._kept: Any = HashStore()
         self._lock = threading.Lock()
         self._waits: list[KeyWait] = []
-        self._timeout: timedelta | None = None
+        super().set_timeout(_FOREVER)
 
     # Who reads.
 
     def get(self, key: str) -> bytes:
-        self.wait([key])
-        value: bytes = self._kept.get(key)
+        (value,) = self.multi_get([key])
         return value
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        self.wait(keys)
-        values: list[bytes] = self._kept.multi_get(keys)
-        return values
+        while True:
+            self.wait(keys)
+            with self._lock:
+                # A key may have been deleted again.
+                if self._kept.check(keys):
+                    values: list[bytes] = self._kept.multi_get(keys)
+                    return values
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         if not self._scheduler.is_rank:
             self._kept.wait(keys, *([] if timeout is None else [timeout]))
             return
         self._scheduler.step()
-        timeout = self._timeout if timeout is None else timeout
+        given: timedelta = self.timeout if timeout is None else timeout  # type: ignore[attr-defined]
+        timeout = None if given >= _FOREVER else given
         with self._lock:
             if self._kept.check(keys):
                 return
@@ -135,11 +140,12 @@ class SharedStore(Store):
 
     def delete_key(self, key: str) -> bool:
         self._step()
-        return bool(self._kept.delete_key(key))
+        with self._lock:
+            return bool(self._kept.delete_key(key))
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        super().set_timeout(timeout)
-        self._timeout = timeout
+    # By these names C++ looks for them.
+    deleteKey = delete_key  # noqa: N815
+    getNumKeys = num_keys  # noqa: N815
 
     def has_extended_api(self) -> bool:
         return True

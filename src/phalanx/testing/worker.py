@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,7 +32,8 @@ from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-define
 from phalanx.group import group
 from phalanx.testing.belongings import seed_generators
 from phalanx.testing.faults import Delay, Fail, Fault
-from phalanx.testing.world import Interruption, Stuck, World
+from phalanx.testing.scheduler import Interruption
+from phalanx.testing.world import Stuck, World
 from phalanx.transports.shm import ShmTransport
 
 __all__ = ["ALARM", "STREAMS", "Answer", "Progress", "Task", "serve", "stack_path", "stream_path"]
@@ -39,14 +41,18 @@ __all__ = ["ALARM", "STREAMS", "Answer", "Progress", "Task", "serve", "stack_pat
 # Interrupts a rank that is stuck. Programs have little use for it, unlike SIGUSR1.
 ALARM = signal.SIGRTMIN + 7
 STREAMS = ("stdout", "stderr")
+_CALLS = ("run", "start", "start_message", "all_reduce_plain", "start_all_reduce_plain")
+# Seconds after which a rank that is late as planned shows that it is.
+_BETWEEN_STEPS = 0.1
 
 
 @dataclass
 class Task:
     """What a worker is sent, as far as it can be pickled by itself; the function comes pickled, with what it needs."""
 
+    # With the rank's faults, by call.
     function: bytes
-    # Where the function is defined, for modules that can't be found by name.
+    # Name and file of the module that defines the function, for modules that can't be found by name.
     module: tuple[str, str] | None
     path: list[str]
     environ: dict[str, str]
@@ -57,7 +63,6 @@ class Task:
     init: bool
     timeout: timedelta | None
     stuck_after: float
-    faults: dict[int, list[Fault]]
 
 
 @dataclass
@@ -96,41 +101,82 @@ class Progress:
         return struct.unpack(f"{self._ranks}q", self._memory[:])
 
 
-class _Watched:
-    """A rank's transport: calls are counted, and faults happen before them."""
+class _Watcher:
+    """Counts the calls of a rank, and makes faults happen before them."""
 
-    def __init__(self, transport: ShmTransport, point: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    def __init__(self, task: Task, faults: dict[int, list[Fault]]) -> None:
+        self._rank = task.rank
+        self._progress = Progress(task.folder, task.ranks)
+        self._faults = faults
+        self._num_calls = 0
+
+    def come_to_call(self) -> None:
+        self._num_calls += 1
+        for fault in self._faults.get(self._num_calls, ()):
+            if isinstance(fault, Fail):
+                raise fault.make()
+            if isinstance(fault, Delay):
+                self._sleep(fault.seconds)
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            # Whoever is late as planned is not stuck.
+            with self.inside():
+                time.sleep(min(left, _BETWEEN_STEPS))
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        self._progress.add(self._rank)
+        try:
+            yield
+        finally:
+            self._progress.add(self._rank)
+
+
+class _Watched:
+    """A rank's transport."""
+
+    def __init__(self, transport: ShmTransport, watcher: _Watcher) -> None:
         self._transport = transport
-        self._point = point
+        self._watcher = watcher
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+        value = getattr(self._transport, name)
+        return partial(self._call, value) if name in _CALLS else value
 
-    def run(self, *args: Any) -> Any:
-        with self._point():
-            return self._transport.run(*args)
+    def _call(self, call: Callable[..., Any], *args: Any) -> Any:
+        self._watcher.come_to_call()
+        with self._watcher.inside():
+            pending = call(*args)
+        return None if pending is None else _WatchedPending(pending, self._watcher)
 
-    def start(self, *args: Any) -> Any:
-        with self._point():
-            return self._transport.start(*args)
 
-    def start_message(self, *args: Any) -> Any:
-        with self._point():
-            return self._transport.start_message(*args)
+class _WatchedPending:
+    """A call under way: a rank that waits for it is inside of it."""
 
-    def all_reduce_plain(self, *args: Any) -> Any:
-        with self._point():
-            return self._transport.all_reduce_plain(*args)
+    def __init__(self, pending: Any, watcher: _Watcher) -> None:
+        self._pending = pending
+        self._watcher = watcher
 
-    def start_all_reduce_plain(self, *args: Any) -> Any:
-        with self._point():
-            return self._transport.start_all_reduce_plain(*args)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pending, name)
+
+    def wait(self, timeout: float | None) -> bool:
+        with self._watcher.inside():
+            return bool(self._pending.wait(timeout))
 
 
 def serve(pipe: multiprocessing.connection.Connection, life: multiprocessing.connection.Connection) -> None:
     """`life` ends with the process that runs the tests."""
-    # The kernel kills this one then, whatever it is doing.
-    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    # A process group of its own, so that what the rank starts ends with it.
+    os.setpgid(0, 0)
+    # Where it is too late for an interruption.
+    signal.signal(ALARM, signal.SIG_IGN)
+    # The kernel kills all of them then, whatever they are doing.
+    fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgid(0))
     fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)
     if life.poll():
@@ -164,8 +210,8 @@ def _call(task: Task) -> Answer:
     store = FileStore(os.path.join(task.folder, "store"), task.ranks)
     given = World(task.ranks, store, lambda: Path(task.folder, "shared"))
     try:
-        with _watching(task):
-            function = _function(task)
+        function, faults = _function(task)
+        with _watching(task, faults):
             if task.init:
                 own = PrefixStore("world", store)
                 dist.init_process_group(
@@ -183,7 +229,7 @@ def _call(task: Task) -> Answer:
     return answer
 
 
-def _function(task: Task) -> Callable[..., Any]:
+def _function(task: Task) -> tuple[Callable[..., Any], dict[int, list[Fault]]]:
     try:
         return pickle.loads(task.function)  # type: ignore[no-any-return]
     except ModuleNotFoundError:
@@ -203,27 +249,9 @@ def _function(task: Task) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _watching(task: Task) -> Iterator[None]:
+def _watching(task: Task, faults: dict[int, list[Fault]]) -> Iterator[None]:
     """Counts calls, makes faults happen, and lets a rank that is stuck be interrupted."""
-    progress = Progress(task.folder, task.ranks)
-    num_calls = 0
-
-    @contextlib.contextmanager
-    def point() -> Iterator[None]:
-        nonlocal num_calls
-        num_calls += 1
-        for fault in task.faults.get(num_calls, ()):
-            if isinstance(fault, Fail):
-                raise fault.make()
-            if isinstance(fault, Delay):
-                time.sleep(fault.seconds)
-            else:
-                os.kill(os.getpid(), signal.SIGKILL)
-        progress.add(task.rank)
-        try:
-            yield
-        finally:
-            progress.add(task.rank)
+    watcher = _Watcher(task, faults)
 
     def interrupt(_: int, frame: FrameType | None) -> None:
         stack = "".join(traceback.format_stack(frame))
@@ -232,7 +260,7 @@ def _watching(task: Task) -> Iterator[None]:
     before = signal.signal(ALARM, interrupt)
     with stack_path(task.folder, task.rank).open("w") as stack_file:
         faulthandler.register(ALARM, stack_file, chain=True)
-        group.on_join = lambda transport: _Watched(transport, point)  # type: ignore[assignment, return-value]
+        group.on_join = lambda transport: _Watched(transport, watcher)  # type: ignore[assignment, return-value]
         try:
             yield
         finally:
@@ -246,7 +274,7 @@ def _printing_to_files(task: Task) -> Iterator[None]:
     """What the rank prints, from Python or not, is kept for the process that started it."""
     kept = []
     for stream in STREAMS:
-        file: Any = getattr(sys, stream)
+        file: Any = getattr(sys, f"__{stream}__")
         file.flush()
         number = STREAMS.index(stream) + 1
         kept.append((file, number, os.dup(number)))
@@ -276,11 +304,19 @@ def _surroundings(task: Task) -> Iterator[None]:
     yield
 
 
+def _children() -> set[str]:
+    multiprocessing.active_children()
+    lists = Path("/proc/self/task").glob("*/children")
+    return {pid for path in lists for pid in path.read_text().split()}
+
+
 def _state() -> tuple[Any, ...]:
     """What a test may leave changed. Not what it does to modules and classes: nobody can see that."""
     return (
         threading.active_count(),
-        len(multiprocessing.active_children()),
+        _children(),
+        # A test may have put something in their place, or closed them.
+        [(getattr(sys, stream), getattr(sys, f"__{stream}__").closed) for stream in STREAMS],
         torch.get_default_dtype(),
         torch.get_default_device(),
         torch.get_num_threads(),

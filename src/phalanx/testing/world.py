@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
@@ -32,15 +33,15 @@ from phalanx.transports.meeting import Meeting, Ticket
 from phalanx.transports.threads import ThreadsTransport
 from phalanx.types import GroupInfo, Store
 
-__all__ = ["Interruption", "Stuck", "ThreadsWorld", "Unwound", "World", "rank_here"]
+__all__ = ["Stuck", "ThreadsWorld", "Unwound", "World", "rank_here"]
+
+
+# Seconds that ranks are given to end when their run is abandoned.
+_TO_END = 1.0
 
 
 class Stuck(RuntimeError):
     """A rank neither ends nor communicates."""
-
-
-class Interruption(BaseException):
-    """What a rank that is stuck gets, in the midst of whatever it does. A program does not take it for an error."""
 
 
 class Unwound(BaseException):
@@ -100,6 +101,7 @@ class ThreadsWorld:
             else Turns(size, policy, self._break_deadlock, self._on_switch, on_point)
         )
         self._takes_turns = policy is not None
+        self.workers: list[threading.Thread] = []
         self.killed: set[int] = set()
         self.stuck: dict[int, Stuck] = {}
         self._abandoned = False
@@ -130,9 +132,13 @@ class ThreadsWorld:
         return self
 
     def abandon(self, error: BaseException) -> None:
-        """A thread may go on for ever: what it does is to harm nobody."""
+        """Ranks end where they communicate next. One may go on for ever: what it does is to harm nobody."""
         self._abandoned = True
         self.turns.abandon(error)
+        until = time.monotonic() + _TO_END
+        for worker in self.workers:
+            if worker.ident is not None:
+                worker.join(max(0.0, until - time.monotonic()))
 
     def __exit__(self, *_: object) -> None:
         self._torch_worlds.remove(for_all=not self._abandoned)
@@ -220,16 +226,14 @@ class ThreadsWorld:
         elif own.generators is not None:
             own.generators.restore()
 
-    def start(self, body: Callable[[int], None]) -> list[threading.Thread]:
-        """The threads of the ranks, each of which calls it in its turns."""
-        workers = [
-            threading.Thread(target=self._main_of, args=(rank, partial(body, rank)), name=f"rank {rank}", daemon=True)
-            for rank in range(self.size)
-        ]
+    def start(self, body: Callable[[int], None]) -> None:
+        """Starts the threads of the ranks, each of which calls it in its turns."""
         with self._cpus if self._takes_turns else contextlib.nullcontext():
-            for worker in workers:
+            for rank in range(self.size):
+                main = partial(self._main_of, rank, partial(body, rank))
+                worker = threading.Thread(target=main, name=f"rank {rank}", daemon=True)
+                self.workers.append(worker)
                 worker.start()
-        return workers
 
     def _main_of(self, rank: int, body: Callable[[], None]) -> None:
         """The whole life of a rank's thread."""

@@ -84,7 +84,8 @@ class Ticket:
     def waited_for(self) -> list[int]:
         """The ranks, among all, without which it can't end."""
         meeting = self.meeting
-        return [meeting.owners.get(rank, rank) for rank in meeting.waited_for(self)]
+        known = meeting.owners | dict(enumerate(meeting.info.global_ranks))
+        return [known.get(rank, rank) for rank in meeting.waited_for(self)]
 
 
 class Absent(NamedTuple):
@@ -150,7 +151,9 @@ class Meeting:
         """A rank, of all, has ended: if it has not come, and had to, nobody can join."""
         members = self.info.global_ranks or (range(world_size) if self.size == world_size else ())
         if len(self.owners) < self.size and owner in members and owner not in self.owners.values():
-            self.absent = self.absent or Absent(list(members).index(owner), dead, status, words)
+            missing = [rank for rank in range(self.size) if rank not in self.owners]
+            rank = list(members).index(owner)
+            self.absent = self.absent or Absent(rank if rank in missing else missing[0], dead, status, words)
             self._end_joining(_FAILED)
 
     def _end_joining(self, result: int) -> None:
@@ -228,7 +231,9 @@ class Meeting:
         assert tensor is not None
         channel.append(ticket)
         if tensor.nbytes <= _INLINE_BYTES and len(channel) <= _ENVELOPES:
-            ticket.tensor = tensor.detach().clone() if tensor.dtype in DTYPE_CODES else tensor
+            ticket.tensor = torch.empty_like(tensor, requires_grad=False, memory_format=torch.contiguous_format)
+            with torch.inference_mode():
+                self._deliver(tensor, ticket.tensor)
             self._end(ticket, _FINISHED)
         else:
             self.check_gone()

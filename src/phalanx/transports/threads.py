@@ -49,7 +49,7 @@ class ThreadsTransport:
     """One rank's place in a meeting."""
 
     def __init__(self, meeting: Meeting, info: GroupInfo, world_rank: int) -> None:
-        self._meeting = meeting
+        self.meeting = meeting
         self.scheduler = meeting.scheduler
         self._info = info
         self._world_rank = world_rank
@@ -64,19 +64,19 @@ class ThreadsTransport:
     # What `failures` asks of a group.
 
     def failure(self) -> dict[str, Any]:
-        assert self._meeting.failure is not None
-        return self._meeting.failure
+        assert self.meeting.failure is not None
+        return self.meeting.failure
 
     def describe(self, rank: int, seq: int) -> tuple[int, int, int, int, int, int, int]:
-        return self._meeting.describe(rank, seq)
+        return self.meeting.describe(rank, seq)
 
     def last_words(self, rank: int) -> str:
-        return self._meeting.words[rank]
+        return self.meeting.words[rank]
 
     def join(self, timeout: float) -> None:
         """Waits until all ranks of the group have come."""
         self.scheduler.pause()
-        meeting = self._meeting
+        meeting = self.meeting
         ticket = Ticket(meeting, self._world_rank, self._info.rank, "new_group")
         with meeting.lock:
             meeting.join(ticket, self._info)
@@ -101,10 +101,10 @@ class ThreadsTransport:
 
     def _not_made(self) -> PhalanxError:
         """Why the group can't be made."""
-        if self._meeting.other is not None:
-            return failures.another_group(self._info, self._meeting.info, self._meeting.other)
-        assert self._meeting.absent is not None
-        rank, dead, status, words = self._meeting.absent
+        if self.meeting.other is not None:
+            return failures.another_group(self._info, self.meeting.info, self.meeting.other)
+        assert self.meeting.absent is not None
+        rank, dead, status, words = self.meeting.absent
         return failures.lost_while_joining(self._info, rank, status, dead=dead, words=words)
 
     # What a group asks of a transport.
@@ -121,9 +121,9 @@ class ThreadsTransport:
 
     def start(self, call: Call, timeout: float) -> Pending | None:
         self._check_memory(call.op, call.tensors())
-        ticket = Ticket(self._meeting, self._world_rank, self._info.rank, call.op)
+        ticket = Ticket(self.meeting, self._world_rank, self._info.rank, call.op)
         ticket.call = call
-        return self._hand_over(ticket, timeout, self._meeting.come)
+        return self._hand_over(ticket, timeout, self.meeting.come)
 
     def start_message(
         self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, dtype_code: int
@@ -131,13 +131,13 @@ class ThreadsTransport:
         self._check_memory("send" if sends else "recv", [tensor])
         if not sends:
             failures.check_writable(self._info, tensor)
-        ticket = Ticket(self._meeting, self._world_rank, self._info.rank, "send" if sends else "recv")
+        ticket = Ticket(self.meeting, self._world_rank, self._info.rank, "send" if sends else "recv")
         ticket.peer, ticket.tag, ticket.tensor = peer, tag, tensor
         ticket.dtype, ticket.count = tensor.dtype, tensor.numel()
-        return self._hand_over(ticket, timeout, self._meeting.send if sends else self._meeting.receive)
+        return self._hand_over(ticket, timeout, self.meeting.send if sends else self.meeting.receive)
 
     def _hand_over(self, ticket: Ticket, timeout: float, hand_over: Callable[[Ticket], None]) -> Pending | None:
-        meeting, call = self._meeting, ticket.call
+        meeting, call = self.meeting, ticket.call
         if call is None:
             what = (ticket.peer, ticket.tag, ticket.dtype, ticket.count)
         else:
@@ -162,39 +162,39 @@ class ThreadsTransport:
             return ThreadsPending(self, ticket, timeout)
 
     def _expire(self, ticket: Ticket) -> None:
-        with self._meeting.lock:
-            self._meeting.expire(ticket)
+        with self.meeting.lock:
+            self.meeting.expire(ticket)
 
     def abort(self, reason: str) -> None:
-        with self._meeting.lock:
-            self._meeting.fail(_native.FAILURE_ABORTED, rank=self._info.rank, op="barrier", seq=self._seq, text=reason)
+        with self.meeting.lock:
+            self.meeting.fail(_native.FAILURE_ABORTED, rank=self._info.rank, op="barrier", seq=self._seq, text=reason)
 
     def say_last_words(self, text: str) -> None:
-        words = self._meeting.words
+        words = self.meeting.words
         words[self._info.rank] = words[self._info.rank] or text
 
     def close(self, exiting: bool = False) -> None:
         if not self._closed:
             self._closed = True
-            with self._meeting.lock:
-                self._meeting.leave(self._info.rank, EXITING if exiting else CLOSED)
+            with self.meeting.lock:
+                self.meeting.leave(self._info.rank, EXITING if exiting else CLOSED)
 
     def die(self, status: int) -> None:
         """As a process that was killed: nobody is told but by its absence."""
         self._closed = True
-        with self._meeting.lock:
-            self._meeting.leave(self._info.rank, NOT_LEFT, dead=True, status=status)
+        with self.meeting.lock:
+            self.meeting.leave(self._info.rank, NOT_LEFT, dead=True, status=status)
 
     def explain(self, ticket: Ticket, timeout: float) -> PhalanxError:
-        with self._meeting.lock:
+        with self.meeting.lock:
             # This rank is told now that the group is broken.
-            if self._meeting.failure is not None:
-                self._meeting.give_up(self._info.rank)
+            if self.meeting.failure is not None:
+                self.meeting.give_up(self._info.rank)
         return failures.explain(self, self._info, ticket.op, ticket.result, timeout, ticket.seq)
 
     def explain_waiting(self, ticket: Ticket, seconds: float) -> CallTimeout:
-        with self._meeting.lock:
-            missing = [] if ticket.ended else self._meeting.waited_for(ticket)
+        with self.meeting.lock:
+            missing = [] if ticket.ended else self.meeting.waited_for(ticket)
         return failures.still_under_way(self._info, ticket.op, ticket.seq, seconds, missing)
 
 
@@ -241,10 +241,12 @@ class ThreadsPending:
 
     def call_when_ended(self, callback: Callable[[], None]) -> None:
         """In the rank's own thread."""
-        if self._ticket.ended:
+        with self._transport.meeting.lock:
+            ended = self._ticket.ended
+            if not ended:
+                self._ticket.callbacks.append(callback)
+        if ended:
             callback()
-        else:
-            self._ticket.callbacks.append(callback)
 
     def drop(self) -> None:
         """The meeting keeps what is under way."""

@@ -1,0 +1,60 @@
+"""Ranks that run when they like: nobody is told of a deadlock that is none."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx
+import phalanx.testing as pt
+
+
+def test_ranks_that_are_late() -> None:
+    def work(rank: int, world: pt.World) -> None:
+        dist.barrier()
+        dist.barrier()
+
+    for _ in range(30):
+        pt.run(work, 2, schedule="free", faults=[pt.delay(1, at_call=2, seconds=0.02)])
+
+
+def test_waits_that_run_out() -> None:
+    def work(rank: int, world: pt.World) -> None:
+        if rank == 1:
+            dist.recv(torch.ones(1), 0)
+            dist.send(torch.ones(1), 0)
+            return
+        receiving = dist.irecv(torch.ones(1), 1)
+        with pytest.raises(phalanx.CallTimeout):
+            receiving.wait(timedelta(seconds=0.02))
+        dist.send(torch.ones(1), 1)
+        receiving.wait()
+
+    for _ in range(30):
+        pt.run(work, 2, schedule="free")
+
+
+def test_a_callback_that_others_wait_for() -> None:
+    def work(rank: int, world: pt.World) -> None:
+        first, second = dist.new_group(), dist.new_group()
+        if rank == 0:
+            future = dist.all_reduce(torch.ones(1), group=first, async_op=True).get_future()
+            future.then(lambda _: (time.sleep(0.1), world.store.set("k", "1")))
+        else:
+            # The other one waits in the barrier by now, and is called back there.
+            time.sleep(0.2)
+            dist.all_reduce(torch.ones(1), group=first)
+            time.sleep(0.05)
+            world.store.get("k")
+        dist.barrier(group=second)
+
+    pt.run(work, 2, schedule="free")
+
+
+def test_ranks_that_wait_for_a_time_are_not_stuck() -> None:
+    faults = [pt.delay(1, at_call=1, seconds=1.0)]
+    pt.run(lambda rank, world: dist.barrier(), 2, schedule="free", faults=faults, stuck_after=0.3)
