@@ -50,7 +50,7 @@ class PhalanxError(DistBackendError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Between processes it stays as it is: made anew it would be rendered anew.
-        return _restored, (type(self), self.args, self.__dict__)
+        return restored, (type(self), self.args, self.__dict__)
 
     def _render(self) -> str:
         where = []
@@ -67,8 +67,12 @@ class PhalanxError(DistBackendError):
         return f"{text}\n  Next: {self.hint}" if self.hint else text
 
 
-def _restored(kind: type[PhalanxError], args: tuple[Any, ...], state: dict[str, Any]) -> PhalanxError:
-    error = kind.__new__(kind, *args)
+def restored(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    """An exception made of its parts: its class may take other arguments than it keeps."""
+    # A class of several bases has the memory of the one that needs most.
+    make = OSError.__new__ if issubclass(kind, OSError) else kind.__new__
+    error = make(kind, *args)
+    error.args = args
     error.__dict__.update(state)
     return error
 

@@ -8,6 +8,7 @@ Loaded by every pytest in an environment that has Phalanx, so nothing of torch i
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import pickle
@@ -24,6 +25,7 @@ _SIZE = "_phalanx_ranks"
 _OWN = ("rank", "world")
 _OPTIONS = ("seed", "schedule", "replay", "check", "faults", "init", "timeout", "stuck_after", "processes")
 _OUTCOMES = (pytest.skip.Exception, pytest.fail.Exception, pytest.xfail.Exception)
+_REQUIREMENTS = {"min_ranks", "max_ranks", "multiple_of", "cpus", "gpus", "backend"}
 _CAPTURING = {"capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys"}
 _DEFAULTS = (None, None, None, False, (), True, None, 60.0, False)
 
@@ -52,14 +54,27 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("ranks") is not None and _size(item) is None:
+        pytest.fail(
+            "expected the mark ranks on a function or on a method of a plain class, got it on one of unittest's",
+            pytrace=False,
+        )
     for mark in item.iter_markers("requires"):
-        reason = _lacking(item, **mark.kwargs) if not mark.args else _wrong_requires(mark.args)
+        if mark.args or not set(mark.kwargs) <= _REQUIREMENTS:
+            got = ", ".join([*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())])
+            raise pytest.UsageError(
+                f"expected the mark requires with some of {', '.join(sorted(_REQUIREMENTS))}, got requires({got})"
+            )
+        reason = _lacking(item, **mark.kwargs)
         if reason:
             pytest.skip(reason)
 
 
-def _wrong_requires(args: object) -> str:
-    raise pytest.UsageError(f"expected the mark requires(min_ranks=2) and the like, got requires{args}")
+def _size(item: pytest.Item) -> int | None:
+    """The number of ranks of a test that has some."""
+    callspec = getattr(item, "callspec", None)
+    size: int | None = None if callspec is None else callspec.params.get(_SIZE)
+    return size
 
 
 def _lacking(
@@ -73,9 +88,7 @@ def _lacking(
     backend: str | None = None,
 ) -> str | None:
     """Why the test can't be run here, if it can't."""
-    size: Any = (
-        item.callspec.params.get(_SIZE) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
-    )
+    size = _size(item)
     if size is not None and size < min_ranks:
         return f"needs at least {min_ranks} ranks, has {size}"
     if size is not None and max_ranks is not None and size > max_ranks:
@@ -98,7 +111,7 @@ def _lacking(
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("ranks")
     if mark is not None:
-        sizes = _sizes(mark)
+        sizes = _sizes(mark, metafunc.definition.nodeid)
         metafunc.fixturenames.append(_SIZE)
         metafunc.parametrize(_SIZE, sizes, ids=[f"{size} ranks" if size != 1 else "1 rank" for size in sizes])
 
@@ -121,19 +134,25 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     mark = pyfuncitem.get_closest_marker("ranks")
     if mark is None:
         return None
+    if inspect.iscoroutinefunction(pyfuncitem.obj):
+        pytest.fail("expected a plain function with the mark ranks, got one that is async", pytrace=False)
     from phalanx.testing.options import Options
     from phalanx.testing.runner import execute
 
     options, seeds = _options(pyfuncitem, mark)
     function = _function(pyfuncitem, options["processes"])
-    size: Any = pyfuncitem.callspec.params[_SIZE]
-    command = partial(_command, pyfuncitem.nodeid)
+    size: Any = _size(pyfuncitem)
+    command = partial(_command, pyfuncitem)
     try:
-        with _output_by_rank(pyfuncitem) as tell:
-            for seed in seeds:
+        for seed in seeds:
+            with _output_by_rank(pyfuncitem) as tell:
                 execute(Options(function, size, **(options | {"seed": seed})), command, tell)
     except _OutcomeError as outcome:
         outcome.repeat()
+    except pytest.skip.Exception as skipped:
+        # Which rank it was does not matter.
+        skipped.__notes__ = []
+        raise
     return True
 
 
@@ -155,7 +174,10 @@ def _options(item: pytest.Item, mark: pytest.Mark) -> tuple[dict[str, Any], list
     return options, list(range(num_seeds)) if num_seeds > 1 else [options["seed"]]
 
 
-def _command(test: str, schedule: str) -> str:
+def _command(item: pytest.Item, schedule: str) -> str:
+    """To be given where pytest was started."""
+    path = os.path.relpath(item.path, item.config.invocation_params.dir)
+    test = "::".join([path, *item.nodeid.split("::")[1:]])
     return f"pytest {shlex.quote(test)} --ranks-replay={schedule}"
 
 
@@ -212,9 +234,11 @@ class _OutcomeError(Exception):
         again("\n".join([text, *getattr(self, "__notes__", [])]) if kind == "Failed" else text)
 
 
-def _sizes(mark: pytest.Mark) -> list[int]:
+def _sizes(mark: pytest.Mark, test: str) -> list[int]:
     if len(mark.args) != 1 or not isinstance(mark.args[0], (int, list, tuple)):
-        raise pytest.UsageError(f"expected the mark ranks(number) or ranks([number, ...]), got ranks{mark.args}")
+        raise pytest.UsageError(
+            f"{test}: expected the mark ranks(number) or ranks([number, ...]), got ranks{mark.args}"
+        )
     sizes = mark.args[0]
     return [sizes] if isinstance(sizes, int) else list(sizes)
 
@@ -227,17 +251,19 @@ def _require_mark(request: pytest.FixtureRequest, name: str) -> None:
 @contextmanager
 def _output_by_rank(item: pytest.Item) -> Iterator[Callable[[int, str, str], None]]:
     """What ranks print becomes a section of the report for each of them. Gives a function that takes more of it."""
-    routes = not _CAPTURING & set(getattr(item, "fixturenames", ()))
+    routes = item.config.getoption("capture") != "no" and not _CAPTURING & set(getattr(item, "fixturenames", ()))
     routers = {"stdout": _Router(sys.stdout, routes), "stderr": _Router(sys.stderr, routes)}
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = routers.values()
     try:
         yield lambda rank, stream, text: routers[stream].add(rank, text)
-    finally:
-        sys.stdout, sys.stderr = before
+    except BaseException:
         for name, router in routers.items():
             for number, text in sorted(router.texts.items()):
                 item.add_report_section("call", name, f"rank {number}:\n{text.getvalue()}")
+        raise
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 class _Router(io.TextIOBase):
@@ -250,7 +276,11 @@ class _Router(io.TextIOBase):
         self._routes = routes
 
     def add(self, rank: int, text: str) -> None:
-        self.texts.setdefault(rank, io.StringIO()).write(text)
+        """What a rank printed elsewhere."""
+        if self._routes:
+            self.texts.setdefault(rank, io.StringIO()).write(text)
+        else:
+            self._others.write(text)
 
     def write(self, text: str) -> int:
         from phalanx.testing.world import rank_here

@@ -269,8 +269,10 @@ def test_fails(rank):
 def test_wrong_options(pytester: pytest.Pytester) -> None:
     result = _run(pytester, "@pytest.mark.ranks(2, sede=3)\ndef test_it(rank):\n    pass\n")
     result.stdout.fnmatch_lines(["*expected options of the mark ranks among seeds, seed, *, got ?'sede'?*"])
-    result = _run(pytester, "@pytest.mark.requires(2)\ndef test_it():\n    pass\n")
-    result.stdout.fnmatch_lines(["*expected the mark requires(min_ranks=2) and the like, got requires(2,)*"])
+    result = _run(pytester, "@pytest.mark.requires(2, min_rank=4)\ndef test_it():\n    pass\n")
+    result.stdout.fnmatch_lines(
+        ["*expected the mark requires with some of backend, cpus, *, got requires(2, min_rank=4)*"]
+    )
 
 
 def test_tests_that_capture(pytester: pytest.Pytester) -> None:
@@ -295,3 +297,59 @@ def test_streams(rank):
         "-s",
     )
     result.assert_outcomes(passed=2)
+
+
+def test_what_the_mark_can_not_be_put_on(pytester: pytest.Pytester) -> None:
+    result = _run(
+        pytester,
+        """
+import unittest
+
+class TestPlain:
+    @pytest.mark.ranks(2)
+    def test_method(self, rank):
+        dist.barrier()
+
+class TestUnit(unittest.TestCase):
+    @pytest.mark.ranks(2)
+    def test_method(self):
+        pass
+
+@pytest.mark.ranks(2)
+async def test_async(rank):
+    pass
+""",
+    )
+    result.assert_outcomes(passed=1, failed=1, errors=1)
+    result.stdout.fnmatch_lines_random(
+        ["*expected the mark ranks on a function or on a method of a plain class, got it on one of unittest's*"]
+    )
+    result.stdout.fnmatch_lines_random(["*expected a plain function with the mark ranks, got one that is async*"])
+
+
+def test_output_that_is_not_captured(pytester: pytest.Pytester) -> None:
+    result = _run(
+        pytester,
+        """
+@pytest.mark.ranks(2)
+def test_threads(rank):
+    print("thread", rank)
+
+@pytest.mark.ranks(2, processes=True)
+def test_processes(rank):
+    print("process", rank)
+""",
+        "-s",
+    )
+    result.stdout.fnmatch_lines_random(["*thread 0", "*thread 1", "*process 0", "process 1"])
+
+
+def test_the_command_is_to_be_given_where_pytest_was_started(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pytester.mkdir("inner")
+    pytester.makeini("[pytest]")
+    (folder / "test_inner.py").write_text(_STEP + "@pytest.mark.ranks(2)\ndef test_it(rank):\n    assert rank\n")
+    monkeypatch.chdir(folder)
+    result = pytester.runpytest_subprocess()
+    result.stdout.fnmatch_lines(["*again: pytest 'test_inner.py::test_it?2 ranks?' --ranks-replay=*"])

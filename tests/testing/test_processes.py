@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -377,3 +378,25 @@ def test_output_that_a_test_has_spoilt(spoil: Any, capfd: pytest.CaptureFixture[
     pt.run(spoil, 1, processes=True)
     pt.run(_speak, 1, processes=True)
     assert capfd.readouterr().out == "I am 0\n"
+
+
+def _time_out(rank: int, world: pt.World) -> None:
+    dist.recv(torch.ones(1), 1 - rank)
+
+
+class _OwnError(Exception):
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(f"{text} of {rank}")
+        self.rank = rank
+
+
+def _raise_own(rank: int, world: pt.World) -> None:
+    raise _OwnError(rank, "trouble")
+
+
+def test_exceptions_come_as_they_are() -> None:
+    with pytest.raises(phalanx.CallTimeout, match="no message with tag 0 came from rank"):
+        pt.run(_time_out, 2, processes=True, timeout=timedelta(seconds=0.3))
+    with pytest.raises(_OwnError, match="trouble of 0") as caught:
+        pt.run(_raise_own, 1, processes=True)
+    assert caught.value.rank == 0

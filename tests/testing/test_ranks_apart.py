@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -185,3 +186,34 @@ def test_one_run_at_a_time() -> None:
         other.join(20)
     assert outcome == [[None]]
     pt.run(_draw, 2)
+
+
+def _join(rank: int, world: pt.World) -> float:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    with Join([model]):
+        for _ in range(3 + rank):
+            model(torch.ones(1, 1)).sum().backward()
+    gradient = model.module.weight.grad
+    assert gradient is not None
+    return gradient.item()
+
+
+def test_join_with_uneven_inputs() -> None:
+    expected = pt.run(_join, 2, processes=True)
+    assert pt.run(_join, 2) == expected
+    assert pt.run(_join, 2, schedule="free") == expected
+    for seed in range(8):
+        assert pt.run(_join, 2, seed=seed) == expected
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed.nn.functional.all_reduce is deprecated:FutureWarning")
+def test_modules_that_ranks_import_first() -> None:
+    def reduce(rank: int, world: pt.World) -> float:
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        from torch.distributed.nn import functional
+
+        total = functional.all_reduce(torch.ones(1))
+        return float(total.item())
+
+    for _ in range(2):
+        assert pt.run(reduce, 2) == [2.0, 2.0]

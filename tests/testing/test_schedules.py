@@ -152,10 +152,60 @@ def test_two_ranks_that_are_late() -> None:
     [
         (pt.kill(2, at_call=1), ValueError, "expected a fault of a rank between 0 and 1"),
         (pt.kill(1, at_call=0), ValueError, "expected a fault at a call from 1 on"),
-        (pt.delay(1, 1, float("inf")), ValueError, "expected a delay of a number of seconds"),
         ("kill", TypeError, "expected faults made by kill, delay or fail, got 'kill'"),
     ],
 )
 def test_faults_that_make_no_sense(fault: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         pt.run(lambda rank, world: None, 2, faults=[fault])
+
+
+def test_faults_that_are_made_wrong() -> None:
+    for seconds in (float("inf"), -1, timedelta(seconds=1)):
+        with pytest.raises(ValueError, match="expected a delay as a number of seconds"):
+            pt.delay(1, 1, seconds)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected an exception for a rank to raise, got 'disk'"):
+        pt.fail(1, 1, "disk")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_fault_that_never_happens(processes: bool) -> None:
+    with pytest.raises(ValueError, match=r"expected rank 1 to come to its call 3, where pt.kill\(1, .*; it made 2"):
+        pt.run(_two_barriers, 2, faults=pt.kill(1, at_call=3), processes=processes)
+    pt.run(_two_barriers, 2, faults=pt.delay(1, at_call=2, seconds=0.01), processes=processes)
+
+
+def _two_barriers(rank: int, world: pt.World) -> None:
+    dist.barrier()
+    dist.barrier()
+
+
+def test_check_sees_a_failure_of_the_second_run() -> None:
+    num_calls = 0
+
+    def flaky(rank: int, world: pt.World) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        dist.barrier()
+        if num_calls > 2:
+            raise LookupError("second run")
+
+    with pytest.raises(LookupError, match="second run") as caught:
+        pt.run(flaky, 2, check=True)
+    assert any("in the second run of two" in note for note in caught.value.__notes__)
+
+
+def test_check_says_what_is_different() -> None:
+    num_runs = 0
+
+    def moody(rank: int, world: pt.World) -> None:
+        nonlocal num_runs
+        num_runs += 1
+        dist.all_reduce(torch.ones(num_runs))
+
+    with pytest.raises(RuntimeError) as caught:
+        pt.run(moody, 1, check=True)
+    assert (
+        "at event 0: rank 0 came to all_reduce in group 'default_pg' (1 elements of torch.float32, reduce op SUM), "
+        "then rank 0 came to all_reduce in group 'default_pg' (2 elements of torch.float32, reduce op SUM)"
+    ) in str(caught.value)

@@ -120,7 +120,9 @@ def test_looking_in_vain_is_a_deadlock(schedule: str) -> None:
         while not world.store.check(["never"]):
             pass
 
-    with pytest.raises(phalanx.Deadlock, match="ranks look again and again"):
+    with pytest.raises(
+        phalanx.Deadlock, match=r"(?s)DEADLOCK:POLL.*rank 1 looks again and again, in vain .test_store.py:"
+    ):
         pt.run(look, 2, schedule=schedule)
 
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -17,9 +17,6 @@ from torch.autograd import Variable
 from torch.distributed import GroupMember, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName, _World
-from torch.futures import Future
-
-from phalanx.transports.futures import SharedTurnFuture
 
 __all__ = [
     "UNSET_TIMEOUT",
@@ -117,7 +114,9 @@ class _OwnWorld(_World):
 class OwnWorlds:
     """Gives each thread that is a rank a world of torch's; other threads keep theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self, let_others: Callable[[], None]) -> None:
+        """`let_others` is called by a rank that waits."""
+        self._let_others = let_others
         self._here = _Here(distributed_c10d._world)
         self._before: list[tuple[Any, str, Any]] = []
 
@@ -128,7 +127,7 @@ class OwnWorlds:
         # A default group's end puts back what was there when it was made.
         self._replace(sys, "excepthook", sys.excepthook)
         self._replace(DeviceMesh, "__init__", self._apart(DeviceMesh.__init__))
-        self._replace(torch._C, "_collect_all", partial(_collect_all, torch._C._collect_all))
+        self._replace(torch._C.Future, "wait", self._sharing(torch._C.Future.wait))
         _distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
 
     def enter(self) -> None:
@@ -160,6 +159,18 @@ class OwnWorlds:
 
         return init
 
+    def _sharing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """torch waits in C++ for futures that it made of ours, and a rank would keep its turn."""
+        done = torch._C.Future.done
+
+        @wraps(original)
+        def wait(future: Any) -> Any:
+            while self._here.number is not None and not done(future):
+                self._let_others()
+            return original(future)
+
+        return wait
+
 
 # Of all ranks there ever were, below those of threads.
 _numbers = itertools.count(-1, -1)
@@ -184,10 +195,3 @@ class _Switch:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(object.__getattribute__(self, "_here").world, name, value)
-
-
-def _collect_all(original: Callable[..., Any], futures: list[Future[Any]]) -> Future[Any]:
-    """torch waits for such a future in C++, where a rank would keep its turn."""
-    collected = original(futures)
-    shared = [future for future in futures if isinstance(future, SharedTurnFuture)]
-    return shared[0].standing_for(collected, shared) if shared else collected

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-__all__ = ["Delay", "Fail", "Fault", "Kill", "check_faults", "delay", "fail", "kill"]
+__all__ = ["Delay", "Fail", "Fault", "Kill", "check_all_happened", "check_faults", "delay", "fail", "kill"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Fail(Fault):
     error: BaseException | type[BaseException]
 
     def __repr__(self) -> str:
-        return f"pt.fail({self.rank}, at_call={self.at_call}, error={self.error!r})"
+        error = self.error.__name__ if isinstance(self.error, type) else repr(self.error)
+        return f"pt.fail({self.rank}, at_call={self.at_call}, error={error})"
 
     def make(self) -> BaseException:
         """One for each time: exceptions gather what happens to them."""
@@ -60,10 +61,14 @@ def kill(rank: int, at_call: int = 1) -> Kill:
 
 
 def delay(rank: int, at_call: int, seconds: float) -> Delay:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+        raise ValueError(f"expected a delay as a number of seconds, got {seconds!r}")
     return Delay(rank, at_call, seconds)
 
 
 def fail(rank: int, at_call: int, error: BaseException | type[BaseException]) -> Fail:
+    if not isinstance(error, BaseException) and not (isinstance(error, type) and issubclass(error, BaseException)):
+        raise TypeError(f"expected an exception for a rank to raise, got {error!r}")
     return Fail(rank, at_call, error)
 
 
@@ -77,7 +82,15 @@ def check_faults(faults: Iterable[Fault], ranks: int) -> dict[tuple[int, int], l
             raise ValueError(f"expected a fault of a rank between 0 and {ranks - 1}, got {fault!r}")
         if type(fault.at_call) is not int or fault.at_call < 1:
             raise ValueError(f"expected a fault at a call from 1 on, got {fault!r}")
-        if isinstance(fault, Delay) and not 0 <= fault.seconds < math.inf:
-            raise ValueError(f"expected a delay of a number of seconds, got {fault!r}")
         found.setdefault((fault.rank, fault.at_call), []).append(fault)
     return found
+
+
+def check_all_happened(faults: Mapping[tuple[int, int], list[Fault]], num_calls: Sequence[int]) -> None:
+    """Of a run that ended well: a test of a fault that never happened tests nothing."""
+    for (rank, call), planned in faults.items():
+        if call > num_calls[rank]:
+            raise ValueError(
+                f"expected rank {rank} to come to its call {call}, where {planned[0]!r} was to happen; it made "
+                f"{num_calls[rank]}"
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -20,6 +20,7 @@ _HINTS = {
     "ORDER": "make all ranks issue the calls of these groups in the same order, or asynchronously",
     "JOIN": "make all ranks make the same groups in the same order",
     "STORE": "let a rank that does not wait set these keys",
+    "POLL": "let a rank do what these look for, or let them wait for it",
     "EXIT": "look why a rank ended before the others were done with it; let it make as many calls as they do",
 }
 
@@ -37,26 +38,23 @@ class Wait(Protocol):
         """The ranks, of all, without which it can't end."""
 
 
-def describe_deadlock(waiting: Mapping[int, Wait], frames: Mapping[int, FrameType], ended: Collection[int]) -> Deadlock:
-    """`waiting` has the ranks that wait, `frames` where they are in the program, `ended` those that do not run any
-    more."""
+def describe_deadlock(
+    waiting: Mapping[int, Wait], frames: Mapping[int, FrameType], ended: Collection[int], polling: Sequence[int] = ()
+) -> Deadlock:
+    """`waiting` has the ranks that wait, `polling` those that look again and again, `frames` where they are in the
+    program, `ended` those that do not run any more."""
     wanted = {rank: wait.waited_for() for rank, wait in waiting.items()}
     core = shortest_cycle({rank: [peer for peer in peers if peer in waiting] for rank, peers in wanted.items()})
-    gone = sorted(ended) if not core else []
+    gone = sorted(ended) if not core and not polling else []
     core = core or _waiting_for(ended, wanted) or sorted(waiting)
-    if not core:
-        return Deadlock(
-            "nobody can go on: ranks look again and again whether a call has ended, and none will",
-            code="DEADLOCK:ORDER",
-            hint=_HINTS["ORDER"],
-        )
     lines = [_line(rank, waiting[rank], wanted[rank], core, gone, frames.get(rank)) for rank in core]
+    lines += [f"  rank {rank} looks again and again, in vain{_where(frames.get(rank))}" for rank in polling]
     if gone:
         lines.append(f"  {describe_ranks(gone)} {'has' if len(gone) == 1 else 'have'} ended")
     others = len(waiting) - len(core)
     if others:
         lines.append(f"  {others} more {'rank waits' if others == 1 else 'ranks wait'} for these")
-    kind = "EXIT" if gone else _kind([waiting[rank] for rank in core])
+    kind = "EXIT" if gone else "POLL" if polling else _kind([waiting[rank] for rank in core])
     return Deadlock("\n".join(["nobody can go on", *lines]), code=f"DEADLOCK:{kind}", hint=_HINTS[kind])
 
 

@@ -12,7 +12,9 @@ from phalanx.testing.faults import Fault, check_faults
 from phalanx.testing.schedules import Policy, RandomChoice, Replay, RoundRobin, decode
 from phalanx.transports import threads
 
-__all__ = ["Options"]
+__all__ = ["STUCK_AFTER", "Options"]
+
+STUCK_AFTER = 60.0
 
 _SCHEDULES = ("round robin", "random", "free")
 
@@ -27,7 +29,7 @@ class Options:
     schedule: str | None
     replay: str | None
     check: bool
-    faults: Iterable[Fault]
+    faults: Fault | Iterable[Fault]
     init: bool
     timeout: timedelta | None
     stuck_after: float
@@ -48,7 +50,7 @@ class Options:
             raise ValueError(f"expected a timeout as a datetime.timedelta above zero, got {self.timeout!r}")
         if not self.stuck_after > 0:
             raise ValueError(f"expected stuck_after as a number of seconds above zero, got {self.stuck_after!r}")
-        self.faults = list(self.faults)
+        self.faults = [self.faults] if isinstance(self.faults, Fault) else list(self.faults)
         self.faults_by_call = check_faults(self.faults, self.ranks)
         self._check_schedule()
         self.recorded = None if self.replay is None else decode(self.replay)
@@ -84,5 +86,6 @@ class Options:
         name = getattr(self.function, "__qualname__", repr(self.function)).rpartition("<locals>.")[2]
         more = "" if self.init else ", init=False"
         more += f", faults={self.faults}" if self.faults else ""
+        more += f", stuck_after={self.stuck_after:g}" if self.stuck_after != STUCK_AFTER else ""
         more += f", timeout={self.timeout!r}" if self.timeout is not None else ""
         return f"pt.run({name}, ranks={self.ranks}{more}, replay={schedule!r})"

@@ -77,8 +77,8 @@ _all: weakref.WeakSet[_Worker] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
-def run_in_processes(options: Options, tell: Tell | None) -> tuple[list[Any], list[Failure]]:
-    """What each rank returned, and the failures in the order in which they came."""
+def run_in_processes(options: Options, tell: Tell | None) -> tuple[list[Any], list[Failure], list[int]]:
+    """What each rank returned, the failures in the order in which they came, and how many calls each rank made."""
     ranks, module = options.ranks, _module(options.function)
     functions = [_pickled(options, rank) for rank in range(ranks)]
     workers = _take(ranks, module)
@@ -98,7 +98,8 @@ def run_in_processes(options: Options, tell: Tell | None) -> tuple[list[Any], li
         _give_back(workers, answers)
     failures = [(rank, answer.error) for rank, answer in answers.items() if answer.error is not None]
     failures.sort(key=lambda failure: answers[failure[0]].at)
-    return [answers[rank].value for rank in range(ranks)], failures
+    by_rank = [answers[rank] for rank in range(ranks)]
+    return [answer.value for answer in by_rank], failures, [answer.num_calls for answer in by_rank]
 
 
 class _Version(NamedTuple):
@@ -210,15 +211,18 @@ class _Collection:
     def _death(self, rank: int) -> Answer:
         process = self._workers[rank].process
         process.join(_TO_END)
+        num_calls = 0
         if process.exitcode is None:
             error: BaseException | None = RuntimeError(
                 f"rank {rank} closed the pipe to the process that runs the tests"
             )
         elif process.exitcode == -signal.SIGKILL and self._is_to_be_killed(rank):
             error = None
+            # It has come to the call where it was to be killed.
+            num_calls = max(call for whose, call in self._options.faults_by_call if whose == rank)
         else:
             error = RuntimeError(f"rank {rank} {_ending(process.exitcode)}")
-        return Answer(error=error, clean=False, at=time.time())
+        return Answer(error=error, clean=False, at=time.time(), num_calls=num_calls)
 
     def _is_to_be_killed(self, rank: int) -> bool:
         by_call = self._options.faults_by_call

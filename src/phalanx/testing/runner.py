@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from phalanx.testing.blame import Failure, first_failure
-from phalanx.testing.faults import Fault
-from phalanx.testing.options import Options
+from phalanx.testing.faults import Fault, check_all_happened
+from phalanx.testing.options import STUCK_AFTER, Options
 from phalanx.testing.processes import Tell, run_in_processes
 from phalanx.testing.scheduler import Interruption
 from phalanx.testing.schedules import Policy, Recorded, Replay, Trace
@@ -39,10 +39,10 @@ def run(
     schedule: str | None = None,
     replay: str | None = None,
     check: bool = False,
-    faults: Iterable[Fault] = (),
+    faults: Fault | Iterable[Fault] = (),
     init: bool = True,
     timeout: timedelta | None = None,
-    stuck_after: float = 60.0,
+    stuck_after: float = STUCK_AFTER,
     processes: bool = False,
 ) -> list[Any]:
     """Calls function(rank, world) once for each rank and returns what each returned, by rank.
@@ -67,9 +67,10 @@ def execute(options: Options, command: Callable[[str], str] | None = None, tell:
     """`command` makes of a replay string what the user is told to do with it; `tell` gets what processes print."""
     __tracebackhide__ = True
     if options.processes:
-        results, failures = run_in_processes(options, tell)
+        results, failures, num_calls = run_in_processes(options, tell)
         if failures:
             _raise(first_failure(failures))
+        check_all_happened(options.faults_by_call, num_calls)
         return results
     if not _running.acquire(blocking=False):
         raise RuntimeError("expected one run at a time in a process, got a second one in another thread")
@@ -96,7 +97,12 @@ def _execute(options: Options, command: Callable[[str], str]) -> list[Any]:
         difference = outcome.trace.first_difference(again.trace)
         if difference is not None:
             raise RuntimeError(f"expected a program that does the same each time, got other events: {difference}")
+        if again.failures and not outcome.failures:
+            error = first_failure(again.failures)
+            error.add_note("in the second run of two: expected a program that does the same each time")
+            raise error
     if not outcome.failures:
+        check_all_happened(options.faults_by_call, outcome.num_calls)
         return outcome.results
     error = first_failure(outcome.failures)
     if policy is not None:
@@ -111,6 +117,7 @@ class _Outcome:
     failures: list[Failure]
     choices: list[int]
     trace: Trace
+    num_calls: list[int] = field(default_factory=list)
 
 
 def _run_once(options: Options, policy: Policy | None) -> _Outcome:
@@ -147,6 +154,7 @@ def _run_once(options: Options, policy: Policy | None) -> _Outcome:
                 _watch(world, options.stuck_after)
             for worker in world.workers:
                 worker.join()
+            outcome.num_calls = world.turns.num_calls()
         except BaseException:
             # Ctrl-C, a rank that is stuck, or no more threads to be had.
             world.abandon(Unwound())

@@ -133,6 +133,10 @@ class Scheduling:
         """Whether this is a rank's thread."""
         return getattr(self._here, "rank", None) is not None
 
+    def num_calls(self) -> list[int]:
+        """How many calls each rank has made, or come to."""
+        return [rank.num_points for rank in self._ranks]
+
     def waiting_for(self, rank: int) -> Waitable | None:
         return self._ranks[rank].waits_for
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple, Protocol
 
+from phalanx.types import REDUCE_OP_NAMES
+
 __all__ = ["Policy", "RandomChoice", "Recorded", "Replay", "RoundRobin", "Trace", "decode"]
 
 
@@ -77,14 +79,17 @@ class Trace:
             if one != two:
                 return f"at event {number}: {_event(*one)}, then {_event(*two)}"
         if len(self.events) != len(other.events):
-            return f"{len(self.events)} events, then {len(other.events)}"
+            longer = max(self.events, other.events, key=len)
+            common = min(len(self.events), len(other.events))
+            return f"{len(self.events)} events, then {len(other.events)}: {_event(*longer[common])} in one of them only"
         return None
 
 
 def _event(rank: int, what: tuple[Any, ...]) -> str:
     op, group, *rest, dtype, count = what
     names = ("peer", "tag") if op in ("send", "recv") else ("root", "reduce op")
-    more = "".join(f", {name} {value}" for name, value in zip(names, rest, strict=True) if value >= 0)
+    texts = [REDUCE_OP_NAMES[value] if name == "reduce op" else value for name, value in zip(names, rest, strict=True)]
+    more = "".join(f", {name} {text}" for name, text, value in zip(names, texts, rest, strict=True) if value >= 0)
     return f"rank {rank} came to {op} in group {group!r} ({count} elements of {dtype}{more})"
 
 

@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
+from phalanx.errors import restored
 from phalanx.group import group
 from phalanx.testing.belongings import seed_generators
 from phalanx.testing.faults import Delay, Fail, Fault
@@ -73,6 +74,7 @@ class Answer:
     # Whether the worker is as it was before.
     clean: bool = True
     at: float = 0.0
+    num_calls: int = 0
 
 
 def stream_path(folder: str, stream: str, rank: int) -> Path:
@@ -108,11 +110,11 @@ class _Watcher:
         self._rank = task.rank
         self._progress = Progress(task.folder, task.ranks)
         self._faults = faults
-        self._num_calls = 0
+        self.num_calls = 0
 
     def come_to_call(self) -> None:
-        self._num_calls += 1
-        for fault in self._faults.get(self._num_calls, ()):
+        self.num_calls += 1
+        for fault in self._faults.get(self.num_calls, ()):
             if isinstance(fault, Fail):
                 raise fault.make()
             if isinstance(fault, Delay):
@@ -211,7 +213,7 @@ def _call(task: Task) -> Answer:
     given = World(task.ranks, store, lambda: Path(task.folder, "shared"))
     try:
         function, faults = _function(task)
-        with _watching(task, faults):
+        with _watching(task, faults, answer):
             if task.init:
                 own = PrefixStore("world", store)
                 dist.init_process_group(
@@ -249,7 +251,7 @@ def _function(task: Task) -> tuple[Callable[..., Any], dict[int, list[Fault]]]:
 
 
 @contextlib.contextmanager
-def _watching(task: Task, faults: dict[int, list[Fault]]) -> Iterator[None]:
+def _watching(task: Task, faults: dict[int, list[Fault]], answer: Answer) -> Iterator[None]:
     """Counts calls, makes faults happen, and lets a rank that is stuck be interrupted."""
     watcher = _Watcher(task, faults)
 
@@ -264,6 +266,7 @@ def _watching(task: Task, faults: dict[int, list[Fault]]) -> Iterator[None]:
         try:
             yield
         finally:
+            answer.num_calls = watcher.num_calls
             group.on_join = None
             faulthandler.unregister(ALARM)
             signal.signal(ALARM, before)
@@ -335,13 +338,7 @@ class _Parts:
         self._error = error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _put_together, (type(self._error), self._error.args, self._error.__dict__)
-
-
-def _put_together(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(state)
-    return error
+        return restored, (type(self._error), self._error.args, self._error.__dict__)
 
 
 def _pickled(answer: Answer) -> bytes:

@@ -16,6 +16,9 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 
+# Takes the default group of whoever imports it first: that is not to be a rank.
+import torch.distributed.nn.functional
+
 from phalanx import _native
 from phalanx.collectives import message
 from phalanx.group.endings import last_words
@@ -115,7 +118,7 @@ class ThreadsWorld:
         self._lock = threading.Lock()
         self._folder: Path | None = None
         self._left_to_do = contextlib.ExitStack()
-        self._torch_worlds = OwnWorlds()
+        self._torch_worlds = OwnWorlds(self.turns.pause)
 
     def folder(self) -> Path:
         with self._lock:
@@ -213,9 +216,11 @@ class ThreadsWorld:
         tickets = {rank: self.turns.waiting_for(rank) for rank in range(self.size)}
         waiting = {rank: ticket for rank, ticket in tickets.items() if isinstance(ticket, (Ticket, KeyWait))}
         frames = sys._current_frames()
-        deadlock = describe_deadlock(waiting, {rank: frames[self._own[rank].thread] for rank in waiting}, self._ended)
+        polling = [rank for rank in range(self.size) if self.turns.polls(rank)]
+        places = {rank: frames[self._own[rank].thread] for rank in [*waiting, *polling]}
+        deadlock = describe_deadlock(waiting, places, self._ended, polling)
         for rank in tickets:
-            if rank in waiting or self.turns.polls(rank):
+            if rank in waiting or rank in polling:
                 # One for each: exceptions gather what happens to them.
                 self.turns.interrupt(rank, copy(deadlock))
 

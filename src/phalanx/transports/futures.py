@@ -56,21 +56,3 @@ class SharedTurnFuture(Future[Any]):
 
         super().then(follow)
         return following
-
-    def standing_for(self, future: Future[Any], shared: list[SharedTurnFuture]) -> SharedTurnFuture:
-        """Ends as the future does, which ends after all of these."""
-
-        def wait_for_calls() -> None:
-            for each in shared:
-                each._wait_for_call()
-
-        stand_in = SharedTurnFuture(wait_for_calls, self._let_others, self._interrupt)
-
-        def end(ended: Future[Any]) -> None:
-            try:
-                stand_in.set_result(ended.value())
-            except Exception as error:
-                stand_in.set_exception(error)
-
-        future.add_done_callback(end)
-        return stand_in

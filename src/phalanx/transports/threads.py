@@ -142,7 +142,7 @@ class ThreadsTransport:
             what = (ticket.peer, ticket.tag, ticket.dtype, ticket.count)
         else:
             what = (call.root, call.reduce_op, call.dtype, call.count)
-        self.scheduler.point(ticket.op, meeting.name, *what)
+        self.scheduler.point(ticket.op, self._info.name, *what)
         with meeting.lock:
             refused = _native.LEFT if self._closed else _native.WAS_BROKEN if meeting.failure is not None else _FINISHED
             if refused != _FINISHED:
