@@ -163,7 +163,8 @@ class Call:
 
     def tensors(self) -> list[torch.Tensor]:
         """All that the call reads and writes."""
-        return [tensor for blocks in (self.inputs, self.outputs) if blocks is not None for tensor in blocks.tensors]
+        both = (self.inputs,) if self.inputs is self.outputs else (self.inputs, self.outputs)
+        return [tensor for blocks in both if blocks is not None for tensor in blocks.tensors]
 
 
 def carry_out(calls: Sequence[Call]) -> None:

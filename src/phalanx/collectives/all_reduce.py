@@ -19,7 +19,7 @@ from phalanx.collectives.moving import give, look, take
 from phalanx.collectives.reduction import reduce_in_rank_order
 from phalanx.types import DTYPE_CODES, Blocks, Call, GroupInfo
 
-__all__ = ["build", "build_coalesced", "meaning", "plain"]
+__all__ = ["build", "build_coalesced", "build_plain", "meaning", "plain"]
 
 _STRIDED = torch.strided
 _PLAIN_CODES = {(dtype, reduce_op): DTYPE_CODES[dtype] for dtype, reduce_op in PLAIN_REDUCTIONS if not dtype.is_complex}
@@ -44,6 +44,12 @@ def build(info: GroupInfo, tensor: Tensor, reduce_op: int, factor: float = 1.0) 
     check_reduction(info, "all_reduce", dtype, reduce_op, factor)
     blocks = Blocks([tensor])
     return Call("all_reduce", meaning, blocks, blocks, dtype=dtype, count=count, reduce_op=reduce_op, factor=factor)
+
+
+def build_plain(tensor: Tensor, reduce_op: int) -> Call:
+    """`build` for what `plain` has found to be right."""
+    blocks = Blocks([tensor])
+    return Call("all_reduce", meaning, blocks, blocks, dtype=tensor.dtype, count=tensor.numel(), reduce_op=reduce_op)
 
 
 def build_coalesced(info: GroupInfo, tensors: Sequence[Tensor], reduce_op: int, factor: float = 1.0) -> Call:

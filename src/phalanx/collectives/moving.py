@@ -18,7 +18,13 @@ _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def look(blocks: Blocks) -> list[Tensor]:
     """The tensors of the only block, flat: for those who write nothing before they have read all."""
-    return [_copyable(tensor).resolve_conj().resolve_neg().reshape(-1) for tensor in blocks.tensors]
+    return [_flat(_copyable(tensor)) for tensor in blocks.tensors]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    if tensor.is_neg() or tensor.is_conj():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor if tensor.ndim == 1 else tensor.reshape(-1)
 
 
 def take(blocks: Blocks) -> list[list[Tensor]]:
@@ -37,7 +43,7 @@ def give(blocks: Blocks, values: list[list[Tensor]]) -> None:
     else:
         wholes = [torch.cat(parts) for parts in zip(*values, strict=True)]
     for tensor, whole in zip(blocks.tensors, wholes, strict=True):
-        _copyable(tensor).copy_(whole.view(tensor.shape))
+        _copyable(tensor).copy_(whole if tensor.ndim == 1 else whole.view(tensor.shape))
 
 
 def _copyable(tensor: Tensor) -> Tensor:

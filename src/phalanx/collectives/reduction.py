@@ -134,7 +134,7 @@ def _reduce_floats(
     acc = _fold(tensors, product if reduce_op == PRODUCT else _STEPS[reduce_op])
     if reduce_op == AVG:
         acc = acc / len(tensors)
-    return acc.to(dtype)
+    return acc if acc.dtype == dtype else acc.to(dtype)
 
 
 def _reduce_integers(tensors: Sequence[Tensor], reduce_op: int, factors: Sequence[float]) -> Tensor:

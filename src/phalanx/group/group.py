@@ -59,13 +59,13 @@ class Group:
         self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
     ) -> None:
         """`run` for calls that `collectives.all_reduce.plain` has found to be of the frequent kind."""
-        self.run(all_reduce.build(self.info, tensor, reduce_op), timeout)
+        self.run(all_reduce.build_plain(tensor, reduce_op), timeout)
 
     def start_all_reduce_plain(
         self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
     ) -> Pending | None:
         """`start` likewise."""
-        return self.start(all_reduce.build(self.info, tensor, reduce_op), timeout)
+        return self.start(all_reduce.build_plain(tensor, reduce_op), timeout)
 
     def all_reduce_sparse(self, tensor: torch.Tensor, reduce_op: int, timeout: float | None = None) -> None:
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import gc
 import os
 import random
 import struct
@@ -17,24 +19,44 @@ _NUM_WORDS = 624
 _WORDS_BYTES = (_NUM_WORDS + 1) * 4
 
 _SEED = 0
+# What a rank allocates between two turns, and some more.
+_YOUNG_PER_RANK = 100
 
-__all__ = ["Cpus", "Generators", "seed_generators"]
+__all__ = ["Cpus", "Generators", "YoungObjects", "seed_generators"]
 
 
 class Generators:
     """The states of torch's, Python's and NumPy's random generators, as they are now."""
 
-    __slots__ = ("_numpy", "_python", "_torch")
+    __slots__ = ("_numpy", "_python", "_torch", "_torch_words")
 
     def __init__(self) -> None:
-        self._torch = torch.get_rng_state()
+        self._torch = torch.default_generator.get_state()
+        self._torch_words = _bytes_of(self._torch)
         self._python = _python.state()
         self._numpy = _numpy.state()
 
+    def are_in_place(self) -> bool:
+        """Whether nothing was drawn since. Not always known of NumPy's: False then."""
+        return (
+            _bytes_of(torch.default_generator.get_state()) == self._torch_words
+            and _python.state() == self._python
+            and _numpy.state() is self._numpy
+        )
+
     def restore(self) -> None:
-        torch.set_rng_state(self._torch)
+        torch.default_generator.set_state(self._torch)
         _python.restore(self._python)
         _numpy.restore(self._numpy)
+
+
+def _bytes_of(state: torch.Tensor) -> bytes:
+    return ctypes.string_at(state.data_ptr(), state.numel())
+
+
+def _words_at(address: int) -> Any:
+    """The memory of a Mersenne twister: `raw` reads and writes all of it."""
+    return (ctypes.c_char * _WORDS_BYTES).from_address(address)
 
 
 class _Python:
@@ -43,14 +65,13 @@ class _Python:
 
     def __init__(self) -> None:
         self._generator: Any = getattr(random, "_inst", None)
-        self._address: int | None = None
+        self._memory: Any = None
         known = random.Random(0)
         words = struct.pack("624I", *known.getstate()[1][:_NUM_WORDS])
-        offset = ctypes.string_at(id(known), sys.getsizeof(known)).find(words)
-        # The position among the words lies beside them.
-        before = offset - 4
-        if type(self._generator) is random.Random and before > 0 and self._reads_position(known, before):
-            self._address = id(self._generator) + before
+        # The position among the words lies before them.
+        offset = ctypes.string_at(id(known), sys.getsizeof(known)).find(words) - 4
+        if type(self._generator) is random.Random and offset > 0 and self._reads_position(known, offset):
+            self._memory = _words_at(id(self._generator) + offset)
 
     def _reads_position(self, known: random.Random, offset: int) -> bool:
         positions = []
@@ -60,23 +81,24 @@ class _Python:
         return positions == [_NUM_WORDS, 1]
 
     def state(self) -> Any:
-        if self._address is None:
+        if self._memory is None:
             return random.getstate()
-        return ctypes.string_at(self._address, _WORDS_BYTES), self._generator.gauss_next
+        return self._memory.raw, self._generator.gauss_next
 
     def restore(self, state: Any) -> None:
-        if self._address is None:
+        if self._memory is None:
             random.setstate(state)
         else:
-            words, self._generator.gauss_next = state
-            ctypes.memmove(self._address, words, _WORDS_BYTES)
+            self._memory.raw, self._generator.gauss_next = state
 
 
 class _Numpy:
     """NumPy's generator. Asking for its state takes longer than a turn, and few programs use it: one that is as it was
-    in the beginning is known by its memory."""
+    seeded is known by its memory."""
 
     def __init__(self) -> None:
+        self._generator: Any = None
+        self._memory: Any = None
         self._first: Any = None
         self._first_words: bytes | None = None
 
@@ -101,23 +123,49 @@ class _Numpy:
         sys.modules["numpy"].random.set_state(state)
 
     def _words(self) -> bytes | None:
-        mtrand = getattr(getattr(sys.modules.get("numpy"), "random", None), "mtrand", None)
-        generator = None if mtrand is None else mtrand._rand._bit_generator
-        if generator is None or type(generator).__name__ != "MT19937":
+        mtrand = sys.modules.get("numpy.random.mtrand")
+        if mtrand is None:
             return None
-        return ctypes.string_at(generator.ctypes.state_address, _WORDS_BYTES)
+        generator = mtrand._rand._bit_generator
+        if generator is not self._generator:
+            self._generator = generator
+            is_twister = type(generator).__name__ == "MT19937"
+            self._memory = _words_at(generator.ctypes.state_address) if is_twister else None
+        return None if self._memory is None else self._memory.raw
 
 
 _python = _Python()
 _numpy = _Numpy()
 
 
-def seed_generators() -> Generators:
-    """Seeds all of them, and returns their states: with these every rank begins, whatever was drawn before."""
+@functools.cache
+def _seeded(with_numpy: bool) -> Generators:
+    """To seed takes a good part of a short run."""
     torch.manual_seed(_SEED)
     random.seed(_SEED)
     _numpy.seed()
     return Generators()
+
+
+def seed_generators() -> Generators:
+    """Seeds all of them, and returns their states: with these every rank begins, whatever was drawn before."""
+    generators = _seeded("numpy" in sys.modules)
+    generators.restore()
+    return generators
+
+
+class YoungObjects:
+    """Has the garbage collector look at new objects less often the more ranks there are: what all of them have under
+    way at once would be looked at again and again."""
+
+    def __init__(self, ranks: int) -> None:
+        self._before = gc.get_threshold()
+        least = _YOUNG_PER_RANK * ranks
+        if 0 < self._before[0] < least:
+            gc.set_threshold(least, *self._before[1:])
+
+    def restore(self) -> None:
+        gc.set_threshold(*self._before)
 
 
 class Cpus:

@@ -7,7 +7,6 @@ go on: that is a deadlock, and it is found at once.
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import threading
@@ -177,9 +176,11 @@ class Scheduling:
 
     def _wake_up(self, rank: RankState) -> None:
         rank.has_turn = True
-        # It may have been awake.
-        with contextlib.suppress(RuntimeError):
+        try:
             rank.turn.release()
+        except RuntimeError:
+            # It was awake.
+            return
 
     def _take_turn(self, me: RankState) -> None:
         while not me.has_turn:

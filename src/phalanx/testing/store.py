@@ -163,6 +163,8 @@ class SharedStore(Store):
             self._scheduler.pause()
 
     def _wake(self) -> None:
+        if self._scheduler.is_rank:
+            self._scheduler.happened()
         with self._lock:
             arrived = [wait for wait in self._waits if self._kept.check(wait.keys)]
             for wait in arrived:
@@ -170,5 +172,3 @@ class SharedStore(Store):
                 wait.ended = True
         for wait in arrived:
             self._scheduler.wake(wait)
-        if self._scheduler.is_rank:
-            self._scheduler.happened()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import sys
 import threading
@@ -11,7 +12,6 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
 from pathlib import Path
-from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from phalanx import _native
 from phalanx.collectives import message
 from phalanx.group.endings import last_words
 from phalanx.group.torch_compat import OwnWorlds
-from phalanx.testing.belongings import Cpus, Generators, seed_generators
+from phalanx.testing.belongings import Cpus, Generators, YoungObjects, seed_generators
 from phalanx.testing.faults import Delay, Fail, Fault
 from phalanx.testing.folders import folder_of_run
 from phalanx.testing.free import Free
@@ -39,6 +39,8 @@ from phalanx.types import GroupInfo, Store
 __all__ = ["Stuck", "ThreadsWorld", "Unwound", "World", "rank_here"]
 
 
+# Of meetings.
+_tokens = itertools.count(1)
 # Seconds that ranks are given to end when their run is abandoned.
 _TO_END = 1.0
 
@@ -85,10 +87,10 @@ class World:
 class _Own:
     """What a rank has of its own while it runs, and what is put aside while it does not."""
 
-    def __init__(self) -> None:
+    def __init__(self, generators: Generators) -> None:
         self.transports: list[ThreadsTransport] = []
         self.thread = 0
-        self.generators: Generators | None = None
+        self.generators = generators
 
 
 class ThreadsWorld:
@@ -111,7 +113,6 @@ class ThreadsWorld:
         self._cpus = Cpus()
         self._faults = faults
         self.store = SharedStore(self.turns)
-        self._own = [_Own() for _ in range(size)]
         # How ranks ended that have: whether they were killed, and their last words.
         self._ended: dict[int, tuple[bool, str]] = {}
         self._meetings: dict[bytes, Meeting] = {}
@@ -127,10 +128,10 @@ class ThreadsWorld:
             return self._folder
 
     def __enter__(self) -> ThreadsWorld:
+        self._young = YoungObjects(self.size)
         self._before = Generators()
-        seeded = seed_generators()
-        for own in self._own:
-            own.generators = seeded
+        self._in_place = seed_generators()
+        self._own = [_Own(self._in_place) for _ in range(self.size)]
         self._torch_worlds.install()
         return self
 
@@ -146,6 +147,7 @@ class ThreadsWorld:
     def __exit__(self, *_: object) -> None:
         self._torch_worlds.remove(for_all=not self._abandoned)
         self._before.restore()
+        self._young.restore()
         self._cpus.restore_num_threads()
         self._left_to_do.close()
 
@@ -156,7 +158,7 @@ class ThreadsWorld:
         # How many times this rank has come for such a group: the others count the same.
         comings = f"{info.name}/comings/{info.rank}"
         number = store.add(comings, 1)
-        token = store.compare_set(f"{info.name}/{number}/meeting", "", uuid4().hex)
+        token = store.compare_set(f"{info.name}/{number}/meeting", "", str(next(_tokens)))
         with self._lock:
             meeting = self._meetings.get(token)
             if meeting is None:
@@ -227,9 +229,13 @@ class ThreadsWorld:
     def _on_switch(self, rank: int, enters: bool) -> None:
         own = self._own[rank]
         if not enters:
-            own.generators = Generators()
-        elif own.generators is not None:
+            # Most ranks draw nothing: they share one, which is quick to compare with, and need not be put back.
+            if not own.generators.are_in_place():
+                own.generators = Generators()
+            self._in_place = own.generators
+        elif own.generators is not self._in_place:
             own.generators.restore()
+            self._in_place = own.generators
 
     def start(self, body: Callable[[int], None]) -> None:
         """Starts the threads of the ranks, each of which calls it in its turns."""

@@ -57,7 +57,7 @@ class Ticket:
         self.seq = 0
         self.result = _PENDING
         self.source = -1
-        self.callbacks: list[Callable[[], None]] = []
+        self.callbacks: list[Callable[[], None]] | None = None
         # Of a collective.
         self.call: Call | None = None
         # Of a message.
@@ -395,8 +395,8 @@ class Meeting:
         ticket.result = result
         ticket.call = None
         self.scheduler.wake(ticket)
-        callbacks, ticket.callbacks = ticket.callbacks, []
-        for callback in callbacks:
+        callbacks, ticket.callbacks = ticket.callbacks, None
+        for callback in callbacks or ():
             self.scheduler.call_as(ticket.owner, callback)
 
 

@@ -85,7 +85,7 @@ class ThreadsTransport:
                 self.scheduler.wait(ticket, timeout)
         finally:
             with meeting.lock:
-                missing = meeting.waited_for(ticket)
+                missing = [] if ticket.ended else meeting.waited_for(ticket)
                 meeting.give_up_joining(ticket)
         if ticket.result == _native.FAILED:
             raise self._not_made()
@@ -110,9 +110,11 @@ class ThreadsTransport:
     # What a group asks of a transport.
 
     def run(self, call: Call, timeout: float) -> None:
-        pending = self.start(call, timeout)
-        if pending is not None:
-            pending.wait(None)
+        ticket = self._come(call, timeout)
+        if not ticket.ended:
+            self.scheduler.wait(ticket, None)
+        if ticket.result != _FINISHED:
+            raise self.explain(ticket, timeout)
 
     def _check_memory(self, op: str, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
@@ -120,10 +122,15 @@ class ThreadsTransport:
                 raise failures.explain(None, self._info, op, _native.NO_MEMORY)
 
     def start(self, call: Call, timeout: float) -> Pending | None:
+        ticket = self._come(call, timeout)
+        return None if ticket.result == _FINISHED else ThreadsPending(self, ticket, timeout)
+
+    def _come(self, call: Call, timeout: float) -> Ticket:
         self._check_memory(call.op, call.tensors())
         ticket = Ticket(self.meeting, self._world_rank, self._info.rank, call.op)
         ticket.call = call
-        return self._hand_over(ticket, timeout, self.meeting.come)
+        self._hand_over(ticket, timeout, self.meeting.come)
+        return ticket
 
     def start_message(
         self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, dtype_code: int
@@ -134,9 +141,12 @@ class ThreadsTransport:
         ticket = Ticket(self.meeting, self._world_rank, self._info.rank, "send" if sends else "recv")
         ticket.peer, ticket.tag, ticket.tensor = peer, tag, tensor
         ticket.dtype, ticket.count = tensor.dtype, tensor.numel()
-        return self._hand_over(ticket, timeout, self.meeting.send if sends else self.meeting.receive)
+        self._hand_over(ticket, timeout, self.meeting.send if sends else self.meeting.receive)
+        if ticket.result == _FINISHED and peer != _native.ANY_SOURCE:
+            return None
+        return ThreadsPending(self, ticket, timeout)
 
-    def _hand_over(self, ticket: Ticket, timeout: float, hand_over: Callable[[Ticket], None]) -> Pending | None:
+    def _hand_over(self, ticket: Ticket, timeout: float, hand_over: Callable[[Ticket], None]) -> None:
         meeting, call = self.meeting, ticket.call
         if call is None:
             what = (ticket.peer, ticket.tag, ticket.dtype, ticket.count)
@@ -155,11 +165,8 @@ class ThreadsTransport:
                 key = (ticket.op == "send", ticket.peer)
                 ticket.seq = self._num_messages[key] = self._num_messages.get(key, 0) + 1
             hand_over(ticket)
-            if ticket.result == _FINISHED and ticket.peer != _native.ANY_SOURCE:
-                return None
             if timeout != math.inf and not ticket.ended:
                 self.scheduler.at(timeout, lambda: self._expire(ticket), lambda: ticket.ended)
-            return ThreadsPending(self, ticket, timeout)
 
     def _expire(self, ticket: Ticket) -> None:
         with self.meeting.lock:
@@ -244,7 +251,7 @@ class ThreadsPending:
         with self._transport.meeting.lock:
             ended = self._ticket.ended
             if not ended:
-                self._ticket.callbacks.append(callback)
+                self._ticket.callbacks = [*(self._ticket.callbacks or ()), callback]
         if ended:
             callback()
 
