@@ -32,7 +32,7 @@ from phalanx.collectives import (
 )
 from phalanx.errors import GroupError, InvalidCall
 from phalanx.group.group import Group
-from phalanx.group.spellings import given, only, only_list, reduction_of, root_of, timeout_of
+from phalanx.group.spellings import given, not_yet, only, only_list, reduction_of, root_of, timeout_of
 from phalanx.group.timeouts import DEFAULT_TIMEOUT, check_timeout, seconds_to_join
 from phalanx.group.torch_compat import (
     GroupName,
@@ -483,20 +483,12 @@ class ProcessGroup(TorchProcessGroup):
     # What later versions will have.
 
     def split_group(self, *args: Any, **kwargs: Any) -> ProcessGroup | None:
-        raise self._not_yet("split_group", "make the smaller group with torch.distributed.new_group(ranks)")
+        raise not_yet(self._info, "split_group", "make the smaller group with torch.distributed.new_group(ranks)")
 
     def merge_remote_group(self, *args: Any, **kwargs: Any) -> ProcessGroup:
-        raise self._not_yet("merge_remote_group", "make one group of all ranks from a store that all of them reach")
+        raise not_yet(
+            self._info, "merge_remote_group", "make one group of all ranks from a store that all of them reach"
+        )
 
     def _wait_for_pending_works(self) -> None:
         """Every call keeps its own memory until it has ended: there is nothing to wait for."""
-
-    def _not_yet(self, op: str, hint: str) -> InvalidCall:
-        return InvalidCall(
-            "this version does not have it",
-            code="INVALID:OP",
-            group=self._info.name,
-            rank=self._info.rank,
-            op=op,
-            hint=hint,
-        )

@@ -94,7 +94,7 @@ class _Own:
 
 
 class ThreadsWorld:
-    """The ranks of one run. `switch` is what a thread does as a rank: `threads.place` leads its groups here."""
+    """The ranks of one run. `threads.place` leads the groups of their threads here."""
 
     def __init__(self, size: int, policy: Policy | None, faults: Mapping[tuple[int, int], list[Fault]]) -> None:
         """Without a policy the ranks run freely."""
