@@ -58,3 +58,17 @@ def test_a_callback_that_others_wait_for() -> None:
 def test_ranks_that_wait_for_a_time_are_not_stuck() -> None:
     faults = [pt.delay(1, at_call=1, seconds=1.0)]
     pt.run(lambda rank, world: dist.barrier(), 2, schedule="free", faults=faults, stuck_after=0.3)
+
+
+def test_a_deadlock_is_told_once() -> None:
+    def work(rank: int, world: pt.World) -> None:
+        if rank == 2:
+            return
+        with pytest.raises(phalanx.Deadlock):
+            dist.recv(torch.ones(1), 1 - rank)
+        for number in range(20):
+            world.store.set(f"{rank}/{number}", "")
+            world.store.get(f"{1 - rank}/{number}")
+
+    for _ in range(30):
+        pt.run(work, 3, schedule="free")

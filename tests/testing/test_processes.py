@@ -400,3 +400,21 @@ def test_exceptions_come_as_they_are() -> None:
     with pytest.raises(_OwnError, match="trouble of 0") as caught:
         pt.run(_raise_own, 1, processes=True)
     assert caught.value.rank == 0
+
+
+def test_modules_that_draw_when_they_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "drawing.py").write_text(
+        "import torch\ntorch.manual_seed(1)\n\ndef f(rank, world):\n    return torch.rand(1).item()\n"
+    )
+    module = __import__("drawing")
+    try:
+        assert len({number for _ in range(2) for number in pt.run(module.f, 2, processes=True)}) == 1
+    finally:
+        del sys.modules["drawing"]
+
+
+def test_a_fault_after_the_one_that_kills() -> None:
+    faults = [pt.kill(1, at_call=1), pt.delay(1, at_call=2, seconds=0.1)]
+    with pytest.raises(ValueError, match="expected rank 1 to come to its call 2"):
+        pt.run(_outcome, 2, processes=True, faults=faults)

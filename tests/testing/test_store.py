@@ -171,6 +171,31 @@ def test_waiting_again_and_again_is_no_progress() -> None:
         pt.run(retry, 1, stuck_after=0.5)
 
 
+@pytest.mark.parametrize("how", ["compare_set", "get", "num_keys", "check"])
+def test_every_way_to_look_lets_others_come(how: str) -> None:
+    def work(rank: int, world: pt.World) -> None:
+        store = world.store
+        if rank == 1:
+            store.wait(["begun"])
+            store.set("door", "open")
+            return
+        if how in ("get", "compare_set"):
+            store.set("door", "closed")
+        num_keys = store.num_keys() + 1
+        store.set("begun", "")
+        while True:
+            if how == "compare_set" and store.compare_set("door", "open", "mine") == b"mine":
+                return
+            if how == "get" and store.get("door") == b"open":
+                return
+            if how == "num_keys" and store.num_keys() > num_keys:
+                return
+            if how == "check" and store.check(["door"]):
+                return
+
+    pt.run(work, 2)
+
+
 def test_polling_until_a_time_has_gone_by() -> None:
     def poll(rank: int, world: pt.World) -> None:
         tensor = torch.ones(1)

@@ -20,7 +20,7 @@ _BETWEEN_STEPS = 0.1
 class Free(Scheduling):
     """All ranks at once. Deadlocks are found here as well: all wait, and no timer is pending.
 
-    The lock is held for moments only, and nothing else is called with it held.
+    The lock is held for moments only, and nothing that takes another one is called with it held.
     """
 
     def __init__(self, size: int, on_deadlock: Callable[[], None], on_point: Callable[[int, int], None] | None) -> None:
@@ -64,6 +64,9 @@ class Free(Scheduling):
     def step(self) -> None:
         """Others run as it is."""
 
+    def yield_turn(self) -> None:
+        """Others run as it is."""
+
     def sleep(self, seconds: float) -> None:
         self.wait(Nap(), seconds)
 
@@ -85,22 +88,21 @@ class Free(Scheduling):
             self._expire()
             if ticket.ended or (until is not None and self.now() >= until):
                 return ticket.ended
-            try:
-                if self._wait_for_change(me, ticket, until):
-                    self._on_deadlock()
-            finally:
-                me.waits_for = None
+            self._wait_for_change(me, ticket, until)
 
-    def _wait_for_change(self, me: RankState, ticket: Waitable, until: float | None) -> bool:
-        """Until something may have changed. True: nothing will, and the rank still counts as waiting."""
+    def _wait_for_change(self, me: RankState, ticket: Waitable, until: float | None) -> None:
+        """Until something may have changed."""
         with self._changed:
             if ticket.ended or me.inbox or me.interrupt or self._abandoned:
-                return False
+                return
             me.waits_for, me.until = ticket, until
             while self._timers and self._timers[0][2].is_over():
                 heapq.heappop(self._timers)
             if not self._timers and self._nobody_can_go_on():
-                return True
+                # With the lock held: whoever is awake already would find the same, and tell all a second time.
+                self._on_deadlock()
+                me.waits_for = None
+                return
             times = ([] if until is None else [until]) + [time for time, _, _ in self._timers[:1]]
             if times:
                 # Whoever waits for a time to come gets on.
@@ -110,7 +112,6 @@ class Free(Scheduling):
                 self._changed.wait()
             # Whatever it does next, it does not wait.
             me.waits_for = None
-        return False
 
     def _nobody_can_go_on(self) -> bool:
         for number, rank in enumerate(self._ranks):

@@ -189,7 +189,8 @@ class _Collection:
                 if interrupted:
                     silent = f"did not communicate for {self._options.stuck_after:g} s"
                     self._kill(interrupted, f"{silent}, did not end when it was interrupted")
-                since, interrupted = now, self._interrupt(counts)
+                # Those who waited for a rank that was killed are told soon.
+                since, interrupted = now, [] if interrupted else self._interrupt(counts)
 
     def _pending(self) -> list[int]:
         return [rank for rank in range(len(self._workers)) if rank not in self._answers]
@@ -216,19 +217,18 @@ class _Collection:
             error: BaseException | None = RuntimeError(
                 f"rank {rank} closed the pipe to the process that runs the tests"
             )
-        elif process.exitcode == -signal.SIGKILL and self._is_to_be_killed(rank):
+        elif process.exitcode == -signal.SIGKILL and self._kills_of(rank):
             error = None
             # It has come to the call where it was to be killed.
-            num_calls = max(call for whose, call in self._options.faults_by_call if whose == rank)
+            num_calls = min(self._kills_of(rank))
         else:
             error = RuntimeError(f"rank {rank} {_ending(process.exitcode)}")
         return Answer(error=error, clean=False, at=time.time(), num_calls=num_calls)
 
-    def _is_to_be_killed(self, rank: int) -> bool:
-        by_call = self._options.faults_by_call
-        return any(
-            isinstance(fault, Kill) for (whose, _), faults in by_call.items() for fault in faults if whose == rank
-        )
+    def _kills_of(self, rank: int) -> list[int]:
+        """The calls at which it is to be killed."""
+        by_call = self._options.faults_by_call.items()
+        return [call for (whose, call), faults in by_call if whose == rank and any(isinstance(f, Kill) for f in faults)]
 
     def _interrupt(self, counts: tuple[int, ...]) -> list[int]:
         """Those outside of a call, for which the others wait; where all are inside they wait for each other."""

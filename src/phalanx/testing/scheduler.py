@@ -275,8 +275,12 @@ class Turns(Scheduling):
     def step(self) -> None:
         """Others may go first, where the policy has them do so before each call."""
         if self._policy.at_calls:
-            self._num_events += 1
-            self.pause()
+            self.yield_turn()
+
+    def yield_turn(self) -> None:
+        """Others may go first. The rank does not look for anything: it counts as getting on."""
+        self._num_events += 1
+        self.pause()
 
     def sleep(self, seconds: float) -> None:
         """Until so much time has gone by."""

@@ -30,6 +30,13 @@ class _Scheduler(Scheduler, Protocol):
     def step(self) -> None:
         """Others may go first, where the schedule has them do so before each call."""
 
+    def yield_turn(self) -> None:
+        """Others may go first."""
+
+
+def _as_bytes(value: _Value) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
 
 class KeyWait:
     """What a rank waits for that waits for keys."""
@@ -83,10 +90,14 @@ class SharedStore(Store):
         given: timedelta = self.timeout if timeout is None else timeout  # type: ignore[attr-defined]
         timeout = None if given >= _FOREVER else given
         with self._lock:
-            if self._kept.check(keys):
-                return
+            is_there = self._kept.check(keys)
             wait = KeyWait(keys)
-            self._waits.append(wait)
+            if not is_there:
+                self._waits.append(wait)
+        if is_there:
+            # Whoever reads it again and again, until it changes, would never let the others come.
+            self._scheduler.yield_turn()
+            return
         try:
             arrived = self._scheduler.wait(wait, None if timeout is None else timeout.total_seconds())
         finally:
@@ -105,6 +116,7 @@ class SharedStore(Store):
         return bool(self._kept.check(keys))
 
     def num_keys(self) -> int:
+        self._look_again()
         return int(self._kept.num_keys())
 
     # Who writes.
@@ -135,7 +147,8 @@ class SharedStore(Store):
     def compare_set(self, key: str, expected: _Value, desired: _Value) -> bytes:
         self._step()
         value: bytes = self._kept.compare_set(key, expected, desired)
-        self._wake()
+        # One that stores nothing is a look.
+        self._wake() if value == _as_bytes(desired) else self._look_again()
         return value
 
     def delete_key(self, key: str) -> bool:

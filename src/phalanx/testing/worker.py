@@ -106,15 +106,15 @@ class Progress:
 class _Watcher:
     """Counts the calls of a rank, and makes faults happen before them."""
 
-    def __init__(self, task: Task, faults: dict[int, list[Fault]]) -> None:
+    def __init__(self, task: Task) -> None:
         self._rank = task.rank
         self._progress = Progress(task.folder, task.ranks)
-        self._faults = faults
+        self.faults: dict[int, list[Fault]] = {}
         self.num_calls = 0
 
     def come_to_call(self) -> None:
         self.num_calls += 1
-        for fault in self._faults.get(self.num_calls, ()):
+        for fault in self.faults.get(self.num_calls, ()):
             if isinstance(fault, Fail):
                 raise fault.make()
             if isinstance(fault, Delay):
@@ -212,8 +212,10 @@ def _call(task: Task) -> Answer:
     store = FileStore(os.path.join(task.folder, "store"), task.ranks)
     given = World(task.ranks, store, lambda: Path(task.folder, "shared"))
     try:
-        function, faults = _function(task)
-        with _watching(task, faults, answer):
+        with _watching(task, answer) as watcher:
+            function, watcher.faults = _function(task)
+            # Modules may draw when they are imported.
+            seed_generators()
             if task.init:
                 own = PrefixStore("world", store)
                 dist.init_process_group(
@@ -251,9 +253,9 @@ def _function(task: Task) -> tuple[Callable[..., Any], dict[int, list[Fault]]]:
 
 
 @contextlib.contextmanager
-def _watching(task: Task, faults: dict[int, list[Fault]], answer: Answer) -> Iterator[None]:
+def _watching(task: Task, answer: Answer) -> Iterator[_Watcher]:
     """Counts calls, makes faults happen, and lets a rank that is stuck be interrupted."""
-    watcher = _Watcher(task, faults)
+    watcher = _Watcher(task)
 
     def interrupt(_: int, frame: FrameType | None) -> None:
         stack = "".join(traceback.format_stack(frame))
@@ -264,7 +266,7 @@ def _watching(task: Task, faults: dict[int, list[Fault]], answer: Answer) -> Ite
         faulthandler.register(ALARM, stack_file, chain=True)
         group.on_join = lambda transport: _Watched(transport, watcher)  # type: ignore[assignment, return-value]
         try:
-            yield
+            yield watcher
         finally:
             answer.num_calls = watcher.num_calls
             group.on_join = None
@@ -303,14 +305,17 @@ def _surroundings(task: Task) -> Iterator[None]:
         os.environ.clear()
         os.environ.update(task.environ)
     os.chdir(task.working_folder)
-    seed_generators()
     yield
 
 
 def _children() -> set[str]:
     multiprocessing.active_children()
-    lists = Path("/proc/self/task").glob("*/children")
-    return {pid for path in lists for pid in path.read_text().split()}
+    found: set[str] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        # A thread may end meanwhile.
+        with contextlib.suppress(OSError):
+            found.update(path.read_text().split())
+    return found
 
 
 def _state() -> tuple[Any, ...]:

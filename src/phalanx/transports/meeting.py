@@ -298,11 +298,6 @@ class Meeting:
                 "misfit": (0, 0, 0, 0, 0),
             } | more
 
-    @property
-    def failed_for_all(self) -> bool:
-        kinds = (_native.FAILURE_LEFT, _native.FAILURE_LOST)
-        return self.failure is not None and self.failure["kind"] not in kinds
-
     def expire(self, ticket: Ticket) -> None:
         """Its time is up."""
         if ticket.ended:
