@@ -11,6 +11,8 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -217,3 +219,27 @@ def test_modules_that_ranks_import_first() -> None:
 
     for _ in range(2):
         assert pt.run(reduce, 2) == [2.0, 2.0]
+
+
+def test_torch_knows_nothing_of_a_run_that_is_over() -> None:
+    def work(rank: int, world: pt.World) -> None:
+        group = dist.new_group([0, 1])
+        for name in (world.group.group_name, group.group_name):
+            assert _distributed_c10d._resolve_process_group(name) is not None
+        reduced = functional_collectives.all_reduce(torch.ones(1), "sum", group)
+        assert reduced.item() == 2.0
+
+    pt.run(work, 2)
+    for name in ("0", "1"):
+        with pytest.raises(RuntimeError, match="Could not resolve the process group"):
+            _distributed_c10d._resolve_process_group(name)
+    assert _distributed_c10d._get_work_registry_size() == 0
+    assert torch._C._is_multithreading_enabled()
+    # Groups that the process has of its own work as before.
+    dist.init_process_group("phalanx", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        pt.run(work, 2)
+        assert functional_collectives.all_reduce(torch.ones(1), "sum", dist.group.WORLD).item() == 1.0
+        assert dist.get_world_size() == 1
+    finally:
+        dist.destroy_process_group()
