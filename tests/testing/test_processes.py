@@ -381,6 +381,7 @@ def test_output_that_a_test_has_spoilt(spoil: Any, capfd: pytest.CaptureFixture[
 
 
 def _time_out(rank: int, world: pt.World) -> None:
+    world.group.set_timeout(timedelta(seconds=0.3))
     dist.recv(torch.ones(1), 1 - rank)
 
 
@@ -396,7 +397,7 @@ def _raise_own(rank: int, world: pt.World) -> None:
 
 def test_exceptions_come_as_they_are() -> None:
     with pytest.raises(phalanx.CallTimeout, match="no message with tag 0 came from rank"):
-        pt.run(_time_out, 2, processes=True, timeout=timedelta(seconds=0.3))
+        pt.run(_time_out, 2, processes=True)
     with pytest.raises(_OwnError, match="trouble of 0") as caught:
         pt.run(_raise_own, 1, processes=True)
     assert caught.value.rank == 0
