@@ -143,13 +143,13 @@ def _hold(rank: int, world: pt.World) -> None:
 
 
 def test_a_rank_that_is_stuck() -> None:
-    with pytest.raises(pt.Stuck, match=r"(?s)rank 1 did not communicate for 1 s; it was here:.*in _spin"):
-        pt.run(_spin, 2, processes=True, stuck_after=1.0)
+    with pytest.raises(pt.Stuck, match=r"(?s)rank 1 did not communicate for 2 s; it was here:.*in _spin"):
+        pt.run(_spin, 2, processes=True, stuck_after=2.0)
     with pytest.raises(
         pt.Stuck,
-        match=r"(?s)rank 1 did not .* 1 s, did not end when it was interrupted, and was killed; it was here:.*in _hold",
+        match=r"(?s)rank 1 did not .* 2 s, did not end when it was interrupted, and was killed; it was here:.*in _hold",
     ):
-        pt.run(_hold, 2, processes=True, stuck_after=1.0)
+        pt.run(_hold, 2, processes=True, stuck_after=2.0)
 
 
 def _leave_things(rank: int, world: pt.World) -> int:
@@ -341,8 +341,8 @@ def test_a_worker_that_left_a_program_behind_is_replaced() -> None:
 
 
 def test_a_rank_that_is_late_is_not_stuck() -> None:
-    faults = [pt.delay(1, at_call=1, seconds=1.5)]
-    assert len(pt.run(_seconds, 2, processes=True, faults=faults, stuck_after=0.5)) == 2
+    faults = [pt.delay(1, at_call=1, seconds=3.0)]
+    assert len(pt.run(_seconds, 2, processes=True, faults=faults, stuck_after=2.0)) == 2
 
 
 def _compute_for_ever(rank: int, world: pt.World) -> None:
@@ -353,7 +353,7 @@ def _compute_for_ever(rank: int, world: pt.World) -> None:
 
 def test_who_waits_for_a_message_is_not_to_blame() -> None:
     with pytest.raises(pt.Stuck, match="rank 0 did not communicate"):
-        pt.run(_compute_for_ever, 2, processes=True, stuck_after=1.0)
+        pt.run(_compute_for_ever, 2, processes=True, stuck_after=2.0)
 
 
 def _die_of_a_signal_without_a_name(rank: int, world: pt.World) -> None:
