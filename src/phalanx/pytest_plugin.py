@@ -27,7 +27,6 @@ _OPTIONS = ("seed", "schedule", "replay", "check", "faults", "init", "timeout", 
 _OUTCOMES = (pytest.skip.Exception, pytest.fail.Exception, pytest.xfail.Exception)
 _REQUIREMENTS = {"min_ranks", "max_ranks", "multiple_of", "cpus", "gpus", "backend"}
 _CAPTURING = {"capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys"}
-_DEFAULTS = (None, None, None, False, (), True, None, 60.0, False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -140,7 +139,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     from phalanx.testing.runner import execute
 
     options, seeds = _options(pyfuncitem, mark)
-    function = _function(pyfuncitem, options["processes"])
+    function = _function(pyfuncitem, options.get("processes", False))
     size: Any = _size(pyfuncitem)
     command = partial(_command, pyfuncitem)
     try:
@@ -165,13 +164,12 @@ def _options(item: pytest.Item, mark: pytest.Mark) -> tuple[dict[str, Any], list
         raise pytest.UsageError(f"expected options of the mark ranks among seeds, {', '.join(_OPTIONS)}, got {unknown}")
     if type(num_seeds) is not int or num_seeds < 1:
         raise pytest.UsageError(f"expected a number of seeds from 1 on in the mark ranks, got {num_seeds!r}")
-    options = dict(zip(_OPTIONS, _DEFAULTS, strict=True)) | given
     replay = item.config.getoption("--ranks-replay")
     if replay is not None:
-        return options | {"schedule": None, "replay": replay, "check": False}, [None]
-    if num_seeds > 1 and options["seed"] is not None:
+        return given | {"schedule": None, "replay": replay, "check": False}, [None]
+    if num_seeds > 1 and given.get("seed") is not None:
         raise pytest.UsageError("expected seeds or a seed in the mark ranks, got both")
-    return options, list(range(num_seeds)) if num_seeds > 1 else [options["seed"]]
+    return given, list(range(num_seeds)) if num_seeds > 1 else [given.get("seed")]
 
 
 def _command(item: pytest.Item, schedule: str) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
 from datetime import timedelta
+from traceback import walk_stack
 
 import pytest
 import torch
@@ -38,19 +42,29 @@ def test_waits_that_run_out() -> None:
         pt.run(work, 2, schedule="free")
 
 
+def _until_it_waits(thread: int) -> None:
+    """Until the thread waits for others to change something."""
+    deadline = time.monotonic() + 20
+    while not any(frame.f_code.co_name == "_wait_for_change" for frame, _ in walk_stack(sys._current_frames()[thread])):
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
 def test_a_callback_that_others_wait_for() -> None:
     def work(rank: int, world: pt.World) -> None:
+        idents[rank] = threading.get_ident()
         first, second = dist.new_group(), dist.new_group()
         if rank == 0:
             future = dist.all_reduce(torch.ones(1), group=first, async_op=True).get_future()
-            future.then(lambda _: (time.sleep(0.1), world.store.set("k", "1")))
+            future.then(lambda _: (_until_it_waits(idents[1]), world.store.set("k", "1")))
         else:
-            # The other one waits in the barrier by now, and is called back there.
-            time.sleep(0.2)
+            # The other one is called back in the barrier.
+            _until_it_waits(idents[0])
             dist.all_reduce(torch.ones(1), group=first)
-            time.sleep(0.05)
             world.store.get("k")
         dist.barrier(group=second)
+
+    idents: dict[int, int] = {}
 
     pt.run(work, 2, schedule="free")
 

@@ -296,7 +296,6 @@ def _close_all(rank: int, world: pt.World) -> None:
     if rank == 1:
         os.closerange(3, 64)
         time.sleep(100)
-    time.sleep(0.1)
 
 
 def test_a_rank_that_closes_its_files() -> None:

@@ -473,10 +473,10 @@ class ProcessGroup(TorchProcessGroup):
         return works or Works()
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that names the ranks that did not come, all of them, on every rank that did.
+        """A barrier that names the ranks that did not come, on every rank that did; of more than 32 it counts the rest.
 
-        `wait_all_ranks` is torch's: whether to name all, which this always does. torch.distributed.monitored_barrier
-        refuses backends of any name but gloo.
+        `wait_all_ranks` is torch's: whether to name more than one, which this always does.
+        torch.distributed.monitored_barrier refuses backends of any name but gloo.
         """
         self._group.run(barrier.build(self._info), seconds_of(timeout))
 

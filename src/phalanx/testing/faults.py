@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-__all__ = ["Delay", "Fail", "Fault", "Kill", "check_all_happened", "check_faults", "delay", "fail", "kill"]
+__all__ = [
+    "Delay",
+    "Fail",
+    "Fault",
+    "Kill",
+    "check_all_happened",
+    "check_faults",
+    "delay",
+    "fail",
+    "kill",
+    "let_happen",
+]
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,17 @@ def check_faults(faults: Iterable[Fault], ranks: int) -> dict[tuple[int, int], l
             raise ValueError(f"expected a fault at a call from 1 on, got {fault!r}")
         found.setdefault((fault.rank, fault.at_call), []).append(fault)
     return found
+
+
+def let_happen(faults: Iterable[Fault], sleep: Callable[[float], None], die: Callable[[], None]) -> None:
+    """At a call, one after another."""
+    for fault in faults:
+        if isinstance(fault, Fail):
+            raise fault.make()
+        if isinstance(fault, Delay):
+            sleep(fault.seconds)
+        else:
+            die()
 
 
 def check_all_happened(faults: Mapping[tuple[int, int], list[Fault]], num_calls: Sequence[int]) -> None:

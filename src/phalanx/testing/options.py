@@ -25,15 +25,15 @@ class Options:
 
     function: Callable[..., Any]
     ranks: int
-    seed: int | None
-    schedule: str | None
-    replay: str | None
-    check: bool
-    faults: Fault | Iterable[Fault]
-    init: bool
-    timeout: timedelta | None
-    stuck_after: float
-    processes: bool
+    seed: int | None = None
+    schedule: str | None = None
+    replay: str | None = None
+    check: bool = False
+    faults: Fault | Iterable[Fault] = ()
+    init: bool = True
+    timeout: timedelta | None = None
+    stuck_after: float = STUCK_AFTER
+    processes: bool = False
 
     def __post_init__(self) -> None:
         if threads.place.world is not None:

@@ -32,7 +32,7 @@ from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-define
 from phalanx.errors import restored
 from phalanx.group import group
 from phalanx.testing.belongings import seed_generators
-from phalanx.testing.faults import Delay, Fail, Fault
+from phalanx.testing.faults import Fault, let_happen
 from phalanx.testing.scheduler import Interruption
 from phalanx.testing.world import Stuck, World
 from phalanx.transports.shm import ShmTransport
@@ -97,7 +97,8 @@ class Progress:
         self._ranks = ranks
 
     def add(self, rank: int) -> None:
-        struct.pack_into("q", self._memory, 8 * rank, self.counts()[rank] + 1)
+        (count,) = struct.unpack_from("q", self._memory, 8 * rank)
+        struct.pack_into("q", self._memory, 8 * rank, count + 1)
 
     def counts(self) -> tuple[int, ...]:
         return struct.unpack(f"{self._ranks}q", self._memory[:])
@@ -114,13 +115,7 @@ class _Watcher:
 
     def come_to_call(self) -> None:
         self.num_calls += 1
-        for fault in self.faults.get(self.num_calls, ()):
-            if isinstance(fault, Fail):
-                raise fault.make()
-            if isinstance(fault, Delay):
-                self._sleep(fault.seconds)
-            else:
-                os.kill(os.getpid(), signal.SIGKILL)
+        let_happen(self.faults.get(self.num_calls, ()), self._sleep, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
     def _sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -195,7 +190,8 @@ def serve(pipe: multiprocessing.connection.Connection, life: multiprocessing.con
 
 
 def _answer(task: Task) -> Answer:
-    with _printing_to_files(task), _surroundings(task):
+    with _printing_to_files(task):
+        _take_surroundings(task)
         before = _state()
         answer = _call(task)
         with contextlib.suppress(Exception):
@@ -297,15 +293,13 @@ def _printing_to_files(task: Task) -> Iterator[None]:
             os.close(before)
 
 
-@contextlib.contextmanager
-def _surroundings(task: Task) -> Iterator[None]:
+def _take_surroundings(task: Task) -> None:
     """Those of the process that runs the tests; the next task brings its own."""
     sys.path[:] = task.path
     if os.environ != task.environ:
         os.environ.clear()
         os.environ.update(task.environ)
     os.chdir(task.working_folder)
-    yield
 
 
 def _children() -> set[str]:

@@ -24,7 +24,7 @@ from phalanx.collectives import message
 from phalanx.group.endings import last_words
 from phalanx.group.torch_compat import OwnWorlds
 from phalanx.testing.belongings import Cpus, Generators, YoungObjects, seed_generators
-from phalanx.testing.faults import Delay, Fail, Fault
+from phalanx.testing.faults import Fault, let_happen
 from phalanx.testing.folders import folder_of_run
 from phalanx.testing.free import Free
 from phalanx.testing.graph import describe_deadlock
@@ -202,17 +202,14 @@ class ThreadsWorld:
             meeting.miss(rank, self.size, killed, status, words)
 
     def _on_point(self, rank: int, number: int) -> None:
-        for fault in self._faults.get((rank, number), ()):
-            if isinstance(fault, Fail):
-                raise fault.make()
-            if isinstance(fault, Delay):
-                self.turns.sleep(fault.seconds)
-            else:
-                self.killed.add(rank)
-                for transport in self._own[rank].transports:
-                    transport.die(signal.SIGKILL)
-                self._has_ended(rank, True, "")
-                self.turns.park()
+        let_happen(self._faults.get((rank, number), ()), self.turns.sleep, partial(self._kill, rank))
+
+    def _kill(self, rank: int) -> None:
+        self.killed.add(rank)
+        for transport in self._own[rank].transports:
+            transport.die(signal.SIGKILL)
+        self._has_ended(rank, True, "")
+        self.turns.park()
 
     def _break_deadlock(self) -> None:
         tickets = {rank: self.turns.waiting_for(rank) for rank in range(self.size)}

@@ -30,9 +30,7 @@ class SharedTurnFuture(Future[Any]):
     def wait(self) -> Any:
         if not super().done():
             self._wait_for_call()
-        # What follows a call's end is called at the rank's next turn.
-        while not super().done():
-            self._let_others()
+        # What follows a call's end is called at the rank's next turn, and torch's own wait lets others go on, too.
         return super().wait()
 
     def done(self) -> bool:

@@ -232,8 +232,7 @@ class Meeting:
         channel.append(ticket)
         if tensor.nbytes <= _INLINE_BYTES and len(channel) <= _ENVELOPES:
             ticket.tensor = torch.empty_like(tensor, requires_grad=False, memory_format=torch.contiguous_format)
-            with torch.inference_mode():
-                self._deliver(tensor, ticket.tensor)
+            self._copy(tensor, ticket.tensor)
             self._end(ticket, _FINISHED)
         else:
             self.check_gone()
@@ -264,11 +263,14 @@ class Meeting:
                 _native.FAILURE_MESSAGE, rank=received.rank, peer=sent.rank, seq=received.seq, op="recv", misfit=misfit
             )
             return
-        with torch.inference_mode():
-            self._deliver(sent.tensor, received.tensor)
+        self._copy(sent.tensor, received.tensor)
         if not sent.ended:
             self._end(sent, _FINISHED)
         self._end(received, _FINISHED)
+
+    def _copy(self, sent: torch.Tensor, received: torch.Tensor) -> None:
+        with torch.inference_mode():
+            self._deliver(sent, received)
 
     # Failures.
 
