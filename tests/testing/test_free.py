@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from traceback import walk_stack
+from types import FrameType
 
 import pytest
 import torch
@@ -42,29 +42,36 @@ def test_waits_that_run_out() -> None:
         pt.run(work, 2, schedule="free")
 
 
-def _until_it_waits(thread: int) -> None:
-    """Until the thread waits for others to change something."""
-    deadline = time.monotonic() + 20
-    while not any(frame.f_code.co_name == "_wait_for_change" for frame, _ in walk_stack(sys._current_frames()[thread])):
+def _until_it_waits(threads: dict[int, int], rank: int) -> None:
+    """Until the rank's thread is known, and sleeps until others change something."""
+    deadline = time.monotonic() + 10
+    while rank not in threads or not _sleeps(sys._current_frames()[threads[rank]]):
         assert time.monotonic() < deadline
         os.sched_yield()
 
 
+def _sleeps(frame: FrameType) -> bool:
+    return frame.f_code is threading.Condition.wait.__code__ and "_wait_for_change" in str(frame.f_back)
+
+
 def test_a_callback_that_others_wait_for() -> None:
+    threads: dict[int, int] = {}
+    called = threading.Event()
+
     def work(rank: int, world: pt.World) -> None:
-        idents[rank] = threading.get_ident()
         first, second = dist.new_group(), dist.new_group()
         if rank == 0:
             future = dist.all_reduce(torch.ones(1), group=first, async_op=True).get_future()
-            future.then(lambda _: (_until_it_waits(idents[1]), world.store.set("k", "1")))
+            future.then(lambda _: (called.set(), _until_it_waits(threads, 1), world.store.set("k", "1")))
+            threads[rank] = threading.get_ident()
         else:
             # The other one is called back in the barrier.
-            _until_it_waits(idents[0])
+            _until_it_waits(threads, 0)
             dist.all_reduce(torch.ones(1), group=first)
+            assert called.wait(10)
+            threads[rank] = threading.get_ident()
             world.store.get("k")
         dist.barrier(group=second)
-
-    idents: dict[int, int] = {}
 
     pt.run(work, 2, schedule="free")
 
