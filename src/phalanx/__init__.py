@@ -2,7 +2,10 @@
 
 Layout, from the top down; imports go downwards only (tests/unit/test_layers.py enforces it):
 
+    commands/      the command `phalanx`, a verb a file
+    reporters/     reports for people, made of records
     testing/       worlds of threads, for tests of distributed programs
+    debug/         what outlives a job: black boxes, their folders, what they tell
     group/         the group itself, its Work, the adapter to torch.distributed
     collectives/   what each op means: arguments, signature, reference semantics
     transports/    how ranks meet
@@ -22,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx._autoload import register
 
 if TYPE_CHECKING:
+    from phalanx.debug.dumping import dump
     from phalanx.errors import (
         Aborted,
         CallTimeout,
@@ -46,14 +50,21 @@ __all__ = [
     "PeerLost",
     "PhalanxError",
     "ProcessGroup",
+    "dump",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name == "ProcessGroup":
+        from phalanx.debug.observing import install
         from phalanx.group.process_group import ProcessGroup
 
+        install()
         return ProcessGroup
+    if name == "dump":
+        from phalanx.debug.dumping import dump
+
+        return dump
     if name in __all__:
         import phalanx.errors
 

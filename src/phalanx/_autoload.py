@@ -28,6 +28,8 @@ def register() -> None:
 
 def _create(options: Any, backend_options: Any) -> Any:
     # Imported here: what a group needs is not loaded by programs that make none.
+    from phalanx.debug.observing import install
     from phalanx.group.registry import create
 
+    install()
     return create(options, backend_options)

@@ -98,12 +98,14 @@ class CallTimeout(PhalanxError, TimeoutError):
 class PeerLost(PhalanxError):
     """A peer that a call still needs has left the group or died.
 
-    `peer` is its rank and `exception` the first exception that nobody caught there, where it is known.
+    `peer` is its rank, `exception` the first exception that nobody caught there, where it is known, and `frames` its
+    traceback, a line for each frame of the program, innermost last.
     """
 
     code = "PEER_LOST"
     peer: int | None = None
     exception: str | None = None
+    frames: tuple[str, ...] = ()
 
 
 class Aborted(PhalanxError):

@@ -56,7 +56,7 @@ NO_ROOT = -1
 class GroupInfo:
     """Who a rank is within its group: what checks and errors need to know."""
 
-    __slots__ = ("global_ranks", "name", "rank", "size")
+    __slots__ = ("__weakref__", "global_ranks", "name", "rank", "size")
 
     def __init__(self, name: str, rank: int, size: int, global_ranks: Sequence[int] = ()) -> None:
         self.name = name

@@ -61,7 +61,7 @@ def test_example(programs: dict[str, str], command: list[str], output: str, tmp_
         text=True,
         timeout=100,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PHALANX_FOLDER": os.fspath(tmp_path / "jobs")},
     )
     assert done.returncode == 0, done.stderr
     # An ellipsis stands for what is another each time, or on another machine.

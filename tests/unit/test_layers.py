@@ -16,8 +16,11 @@ LAYERS = [
     {"transports"},
     {"collectives"},
     {"group"},
+    {"debug"},
     {"testing"},
     {"pytest_plugin"},
+    {"reporters"},
+    {"commands", "__main__"},
     {"_autoload", "__init__"},
 ]
 # What a layer may not import although it lies below: transports and collectives do not know each other.

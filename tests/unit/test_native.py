@@ -69,9 +69,10 @@ def test_requests_that_make_no_sense_are_refused() -> None:
     segment = _native.Segment.create_memfd(1, _native.tuning_for(1, 2), bytes(16))
     group = _native.Group(segment, 0)
     nothing = ([], [], 0, False)
+    shape = ()
     with pytest.raises(ValueError, match="unknown op"):
-        group.run(99, -1, -1, 0, 0, 0, 1.0, 1.0, *nothing, *nothing)
+        group.run(99, -1, -1, 0, 0, 0, 1.0, 1.0, *nothing, *nothing, shape)
     with pytest.raises(ValueError, match="no kernel"):
-        group.run(1, 0, -1, 0, 0, 0, 1.0, 1.0, *nothing, *nothing)
+        group.run(1, 0, -1, 0, 0, 0, 1.0, 1.0, *nothing, *nothing, shape)
     with pytest.raises(ValueError, match="root is not a rank"):
-        group.run(3, -1, 7, 12, 0, 0, 1.0, 1.0, *nothing, *nothing)
+        group.run(3, -1, 7, 12, 0, 0, 1.0, 1.0, *nothing, *nothing, shape)

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "bind_debug.hpp"
+#include "bind_origin.hpp"
 #include "memory.hpp"
 
 namespace nb = nanobind;
@@ -107,9 +109,9 @@ Clock::time_point next_look() {
   return WithoutGil::on_main_thread() ? Clock::now() + kBetweenSignals : Clock::time_point::max();
 }
 
-Clock::time_point after(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
-                            std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));
+Clock::time_point after(double seconds, Clock::time_point now = Clock::now()) {
+  return now + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                   std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9)));
 }
 
 // Why a call can't even be handed over; `finished` where it can.
@@ -125,10 +127,46 @@ struct Arguments {
   std::int64_t count;
   std::uint32_t layout;
   double factor, timeout;
+  nb::handle sizes;
 };
 
+std::uint64_t bytes_of(const Blocks& blocks) {
+  std::uint64_t bytes = 0;
+  for (std::size_t block = 0; block < blocks.num(); ++block) bytes += blocks.size(block);
+  return bytes;
+}
+
+std::int64_t nanoseconds_of(Clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
+// For reports and the black box: where the call comes from and what its tensors look like.
+void describe(Group& group, CallTicket& ticket, const Arguments& arguments, bool is_async, Clock::time_point now) {
+  Request& request = ticket.request;
+  request.shape = shape_of(arguments.sizes, arguments.count);
+  request.origin = origin_of_call();
+  request.origin.flags |= is_async ? kAsync : 0;
+  group.place(request.origin);
+  const Member& member = group.member();
+  if (!member.box) return;
+  BoxCall call;
+  call.group = member.box_group;
+  call.op = request.op;
+  call.reduce_op = request.reduce_op;
+  call.dtype = arguments.dtype;
+  call.peer = request.root;
+  call.count = request.count;
+  call.bytes_in = bytes_of(request.in);
+  call.bytes_out = bytes_of(request.out);
+  call.timeout = arguments.timeout;
+  call.created = nanoseconds_of(now);
+  call.origin = request.origin;
+  call.shape = &request.shape;
+  ticket.entry = member.box->begin(call);
+}
+
 template <class Fill>
-Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, Fill&& fill_blocks) {
+Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, bool is_async, Fill&& fill_blocks) {
   Request& request = ticket.request;
   request.op = static_cast<Op>(arguments.op);
   request.reduce_op = arguments.reduce_op;
@@ -144,7 +182,9 @@ Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, Fil
   }
   const Result refused = refusal(group);
   if (refused == Result::was_broken) group.calls().give_up_if_idle();
-  ticket.deadline = after(arguments.timeout);
+  const auto now = Clock::now();
+  ticket.deadline = after(arguments.timeout, now);
+  if (refused == Result::finished && group.explains()) describe(group, ticket, arguments, is_async, now);
   return refused;
 }
 
@@ -166,28 +206,51 @@ class Within {
   }
 };
 
+// Has Python told, once, of a wait that takes long.
+class Slowness {
+ public:
+  Clock::time_point at() const noexcept { return at_; }
+  void look(Lane& lane, const Ticket& ticket, std::uint64_t token, Op op) {
+    if (Clock::now() < at_) return;
+    at_ = Clock::time_point::max();
+    std::vector<int> missing;
+    {
+      WithoutGil without;
+      missing = lane.missing_for(ticket);
+    }
+    if (ticket.pending()) tell_slow(token, op, ticket.seq.load(std::memory_order_relaxed), missing);
+  }
+
+ private:
+  Clock::time_point at_ = slow_at();
+};
+
 // Waits for a call whose memory may be gone when this returns.
 Result carry_out(Group& group, const std::shared_ptr<CallTicket>& ticket) {
   const Within within(group);
   CallQueue& calls = group.calls();
+  Slowness slowness;
   bool submitted = false;
   while (true) {
     Result result;
     {
       WithoutGil without;
       if (!std::exchange(submitted, true)) calls.submit(ticket, Handing::waited_for);
-      result = calls.wait(*ticket, next_look());
+      result = calls.wait(*ticket, std::min(next_look(), slowness.at()));
     }
     if (result != Result::pending) return result;
-    if (PyErr_CheckSignals() == 0) continue;
-    nb::python_error error;
-    // Peers make this call, now or later: a group in which one rank left it out is in no state to go on.
-    group.abort("interrupted in the middle of a call");
-    {
-      WithoutGil without;
-      calls.wait(*ticket, Clock::time_point::max());
+    try {
+      slowness.look(calls, *ticket, group.token, ticket->request.op);
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    } catch (const nb::python_error& error) {
+      // Peers make this call, now or later: a group in which one rank left it out is in no state to go on.
+      group.abort("interrupted in the middle of a call");
+      {
+        WithoutGil without;
+        calls.wait(*ticket, Clock::time_point::max());
+      }
+      throw error;
     }
-    throw error;
   }
 }
 
@@ -207,7 +270,7 @@ nb::object run_with(Group& group, const Arguments& arguments, Fill&& fill_blocks
   std::atomic_thread_fence(std::memory_order_acquire);
   const std::shared_ptr<CallTicket> ticket = spare;
   ticket->reopen();
-  const Result refused = prepare(group, *ticket, arguments, fill_blocks);
+  const Result refused = prepare(group, *ticket, arguments, false, fill_blocks);
   const Result result = refused != Result::finished ? refused : carry_out(group, ticket);
   return outcome_of(result, ticket->seq.load(std::memory_order_relaxed));
 }
@@ -215,8 +278,13 @@ nb::object run_with(Group& group, const Arguments& arguments, Fill&& fill_blocks
 // A call under way, for Python. Owns what keeps the memory of the call, until the call has ended.
 class Pending {
  public:
-  Pending(std::shared_ptr<Lane> lane, std::shared_ptr<Ticket> ticket, nb::object kept)
-      : lane_(std::move(lane)), ticket_(std::move(ticket)), kept_(std::move(kept)), generation_(fork_generation()) {}
+  Pending(std::shared_ptr<Lane> lane, std::shared_ptr<Ticket> ticket, nb::object kept, std::uint64_t token, Op op)
+      : lane_(std::move(lane)),
+        ticket_(std::move(ticket)),
+        kept_(std::move(kept)),
+        generation_(fork_generation()),
+        token_(token),
+        op_(op) {}
   Pending(Pending&&) = default;
   ~Pending() {
     // Only where an exception came between the call's beginning and the one who was to keep this: better lost than
@@ -243,12 +311,14 @@ class Pending {
 
   Result wait(double timeout) const {
     const auto until = timeout < 0 ? Clock::time_point::max() : after(timeout);
+    Slowness slowness;
     while (result() == Result::pending) {
       {
         WithoutGil without;
-        lane_->wait(*ticket_, std::min(until, next_look()));
+        lane_->wait(*ticket_, std::min({until, next_look(), slowness.at()}));
       }
       if (Clock::now() >= until) break;
+      slowness.look(*lane_, *ticket_, token_, op_);
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
     return result();
@@ -265,18 +335,15 @@ class Pending {
   std::shared_ptr<Ticket> ticket_;
   nb::object kept_;
   std::uint32_t generation_;
+  std::uint64_t token_;
+  Op op_;
 };
-
-nb::object result_or_pending(std::shared_ptr<Lane> lane, std::shared_ptr<Ticket> ticket, nb::object kept) {
-  if (ticket->result() == Result::finished) return nb::int_(static_cast<int>(Result::finished));
-  return nb::cast(Pending(std::move(lane), std::move(ticket), std::move(kept)));
-}
 
 template <class Fill>
 nb::object start_with(Group& group, const Arguments& arguments, nb::object kept, Fill&& fill_blocks) {
   check_call(group, arguments.op, arguments.reduce_op, arguments.root, arguments.dtype);
   auto ticket = std::make_shared<CallTicket>();
-  const Result refused = prepare(group, *ticket, arguments, fill_blocks);
+  const Result refused = prepare(group, *ticket, arguments, true, fill_blocks);
   if (refused != Result::finished) return nb::int_(static_cast<int>(refused));
   const Request& request = ticket->request;
   const bool is_short =
@@ -285,7 +352,9 @@ nb::object start_with(Group& group, const Arguments& arguments, nb::object kept,
     WithoutGil without;
     group.calls().submit(ticket, is_short ? Handing::at_once : Handing::later);
   }
-  return result_or_pending(group.calls_lane(), std::move(ticket), std::move(kept));
+  if (ticket->result() == Result::finished) return nb::int_(static_cast<int>(Result::finished));
+  const Op op = ticket->request.op;
+  return nb::cast(Pending(group.calls_lane(), std::move(ticket), std::move(kept), group.token, op));
 }
 
 // How to fill the blocks of a request: with lists of tensors,
@@ -310,36 +379,59 @@ auto from_one(std::uint64_t address, std::uint64_t size, bool reads, bool writes
 
 nb::object run(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
                double factor, double timeout, const Addresses& in, const Sizes& in_sizes, std::size_t num_in,
-               bool in_listed, const Addresses& out, const Sizes& out_sizes, std::size_t num_out, bool out_listed) {
-  return run_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout},
+               bool in_listed, const Addresses& out, const Sizes& out_sizes, std::size_t num_out, bool out_listed,
+               nb::handle shape) {
+  return run_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout, shape},
                   from_lists(in, in_sizes, num_in, in_listed, out, out_sizes, num_out, out_listed));
 }
 
 nb::object run_single(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count,
                       std::uint32_t layout, double factor, double timeout, std::uint64_t address, std::uint64_t size,
-                      bool reads, bool writes) {
-  return run_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout},
+                      bool reads, bool writes, nb::handle shape) {
+  return run_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout, shape},
                   from_one(address, size, reads, writes));
 }
 
 nb::object start(Group& group, nb::object kept, int op, int reduce_op, int root, int dtype, std::int64_t count,
                  std::uint32_t layout, double factor, double timeout, const Addresses& in, const Sizes& in_sizes,
                  std::size_t num_in, bool in_listed, const Addresses& out, const Sizes& out_sizes, std::size_t num_out,
-                 bool out_listed) {
-  return start_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout}, std::move(kept),
+                 bool out_listed, nb::handle shape) {
+  return start_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout, shape}, std::move(kept),
                     from_lists(in, in_sizes, num_in, in_listed, out, out_sizes, num_out, out_listed));
 }
 
 nb::object start_single(Group& group, nb::object kept, int op, int reduce_op, int root, int dtype, std::int64_t count,
                         std::uint32_t layout, double factor, double timeout, std::uint64_t address, std::uint64_t size,
-                        bool reads, bool writes) {
-  return start_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout}, std::move(kept),
+                        bool reads, bool writes, nb::handle shape) {
+  return start_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout, shape}, std::move(kept),
                     from_one(address, size, reads, writes));
 }
 
+void describe(Group& group, MessageTicket& ticket, nb::handle sizes, double timeout, Clock::time_point now) {
+  ticket.origin = origin_of_call();
+  ticket.origin.flags |= kAsync;
+  group.place(ticket.origin);
+  const Member& member = group.member();
+  if (!member.box) return;
+  const Shape shape = shape_of(sizes, ticket.count);
+  BoxCall call;
+  call.group = member.box_group;
+  call.op = ticket.sends ? Op::send : Op::recv;
+  call.dtype = static_cast<int>(ticket.dtype);
+  call.peer = ticket.peer;
+  call.tag = ticket.tag;
+  call.count = ticket.count;
+  (ticket.sends ? call.bytes_in : call.bytes_out) = ticket.data.size;
+  call.timeout = timeout;
+  call.created = nanoseconds_of(now);
+  call.origin = ticket.origin;
+  call.shape = &shape;
+  ticket.entry = member.box->begin(call);
+}
+
 nb::object message(Group& group, nb::object kept, bool sends, int peer, std::int64_t tag, int dtype,
-                   std::uint32_t layout, std::int64_t count, double timeout, std::uint64_t address,
-                   std::uint64_t size) {
+                   std::uint32_t layout, std::int64_t count, double timeout, std::uint64_t address, std::uint64_t size,
+                   nb::handle sizes) {
   check_dtype(dtype);
   if (peer >= group.size() || (peer < 0 && (sends || peer != kAnySource))) {
     throw std::invalid_argument("not a peer of the group");
@@ -362,14 +454,17 @@ nb::object message(Group& group, nb::object kept, bool sends, int peer, std::int
   const Result result = refusal(group);
   if (result == Result::was_broken) group.messages().give_up_if_idle();
   if (result != Result::finished) return refused(result);
-  ticket->deadline = after(timeout);
+  const auto now = Clock::now();
+  ticket->deadline = after(timeout, now);
+  if (group.explains()) describe(group, *ticket, sizes, timeout, now);
   {
     WithoutGil without;
     group.messages().submit(ticket);
   }
   // Who sent it is to be asked of the one under way, also when it has come already.
-  if (peer == kAnySource) return nb::cast(Pending(group.messages_lane(), std::move(ticket), std::move(kept)));
-  return result_or_pending(group.messages_lane(), std::move(ticket), std::move(kept));
+  if (peer != kAnySource && ticket->result() == Result::finished) return refused(Result::finished);
+  const Op op = ticket->sends ? Op::send : Op::recv;
+  return nb::cast(Pending(group.messages_lane(), std::move(ticket), std::move(kept), group.token, op));
 }
 
 std::uint64_t next_completion() {

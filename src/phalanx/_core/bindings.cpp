@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "bind_calls.hpp"
+#include "bind_debug.hpp"
 #include "cpus.hpp"
 #include "group.hpp"
 #include "memory.hpp"
@@ -37,27 +38,23 @@ Identity to_identity(const Pid& process) { return {static_cast<pid_t>(process.fi
 nb::dict failure_of(const Group& group) {
   const Failure failure = group.failure();
   nb::dict result;
-  const auto listed = std::min<std::size_t>(failure.num_missing, std::size(failure.missing));
+  std::vector<int> missing;
+  for (int rank = 0; rank < kMaxRanks; ++rank) {
+    if ((failure.missing[rank / 64] >> rank % 64 & 1) != 0) missing.push_back(rank);
+  }
   result["kind"] = static_cast<int>(failure.kind);
   result["rank"] = failure.rank;
   result["peer"] = failure.peer;
   result["seq"] = failure.seq;
-  result["missing"] = std::vector<int>(failure.missing, failure.missing + listed);
-  result["num_missing"] = failure.num_missing;
+  result["missing"] = missing;
   result["text"] = nb::str(failure.text);
   result["op"] = static_cast<int>(failure.op);
   result["leaving"] = static_cast<int>(failure.leaving);
   result["status"] = failure.status;
+  result["where"] = nb::make_tuple(failure.where[0], failure.where[1]);
   result["misfit"] = nb::make_tuple(failure.misfit.sent_dtype, failure.misfit.sent, failure.misfit.expected_dtype,
                                     failure.misfit.expected, failure.misfit.tag);
   return result;
-}
-
-nb::tuple describe(Group& group, int rank, std::uint64_t seq) {
-  if (rank < 0 || rank >= group.size()) throw std::invalid_argument("no such rank");
-  const Descriptor& found = group.segment().descriptor(rank, seq);
-  return nb::make_tuple(found.seq, static_cast<int>(found.op), static_cast<int>(found.reduce_op), found.root,
-                        static_cast<int>(found.dtype), found.count, found.layout);
 }
 
 void reduce_buffers(int dtype, int op, std::uint64_t dst, const Addresses& srcs, std::size_t count,
@@ -100,6 +97,9 @@ NB_MODULE(_core_ext, m) {
       .def_rw("chunk_bytes", &Tuning::chunk_bytes)
       .def_rw("one_shot_bytes", &Tuning::one_shot_bytes)
       .def_rw("message_chunk_bytes", &Tuning::message_chunk_bytes)
+      .def_prop_rw(
+          "check", [](const Tuning& self) { return static_cast<int>(self.check); },
+          [](Tuning& self, int check) { self.check = static_cast<Check>(check); })
       .def_rw("crowded", &Tuning::crowded)
       .def_rw("spin_us", &Tuning::spin_us);
   m.def("tuning_for", &tuning_for, nb::arg("ranks"), nb::arg("cpus"));
@@ -148,12 +148,12 @@ NB_MODULE(_core_ext, m) {
       .def("say_last_words", &Group::say_last_words)
       .def("last_words", &Group::last_words)
       .def("failure", &failure_of)
-      .def("describe", &describe)
       .def_prop_ro("forked", &Group::forked)
       .def_prop_ro("broken", &Group::broken)
       .def_prop_ro("seq", &Group::seq);
 
   bind_calls(m, group);
+  bind_debug(m, group);
 
   m.attr("MAX_RANKS") = kMaxRanks;
   m.attr("UNKNOWN_STATUS") = kUnknownStatus;

@@ -1,13 +1,21 @@
 #include "call.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <cstring>
+#include <string>
+#include <thread>
 
 namespace phalanx {
 
 namespace {
 
 constexpr int kStepsAtOnce = 32;
+// A report waits so long for ranks that have not made the call yet.
+constexpr std::chrono::milliseconds kGrace{50};
+constexpr std::chrono::microseconds kBetweenLooks{200};
+constexpr std::uint64_t kShapeBits = 0xffff0000;
 
 constexpr std::uint64_t mix(std::uint64_t state, std::uint64_t value) noexcept {
   state ^= value + 0x9e3779b97f4a7c15 + (state << 6) + (state >> 2);
@@ -26,13 +34,33 @@ std::uint64_t signature_hash(std::uint64_t chain, const Request& request) noexce
   return mix(chain, request.layout);
 }
 
-constexpr std::uint64_t word_of(std::uint64_t seq, std::uint64_t chain) noexcept {
-  return (chain & 0xffffffff00000000) | (seq & 0xffffffff);
+constexpr std::uint64_t word_of(std::uint64_t seq, std::uint64_t shape, std::uint64_t chain) noexcept {
+  return (chain & 0xffffffff00000000) | shape << 16 | (seq & 0xffff);
 }
 
-// Whether the word was written for this seq; only 32 bits are kept, so seqs wrap.
+// Whether the word was written for this seq; only 16 bits are kept, so seqs wrap. Words of two ranks that can be
+// compared are never that far apart.
 constexpr bool is_for(std::uint64_t word, std::uint64_t seq) noexcept {
-  return static_cast<std::uint32_t>(word) == static_cast<std::uint32_t>(seq);
+  return static_cast<std::uint16_t>(word) == static_cast<std::uint16_t>(seq);
+}
+
+constexpr bool agree(std::uint64_t one, std::uint64_t other) noexcept { return ((one ^ other) & ~kShapeBits) == 0; }
+
+std::uint64_t hash_of(const Blocks& blocks) noexcept {
+  std::uint64_t hash = 1;
+  for (std::size_t block = 0; block < blocks.num(); ++block) {
+    blocks.for_runs(block, 0, blocks.size(block), [&](const std::byte* data, std::uint64_t run, std::uint64_t) {
+      while (run > 0) {
+        std::uint64_t word = 0;
+        const std::uint64_t part = std::min<std::uint64_t>(run, sizeof(word));
+        std::memcpy(&word, data, part);
+        hash = mix(hash, word);
+        data += part;
+        run -= part;
+      }
+    });
+  }
+  return hash;
 }
 
 }  // namespace
@@ -43,6 +71,9 @@ void Call::start(Request& request) {
   seq_ = ++history_.seq;
   first_tick_ = history_.tick;
   history_.chain = signature_hash(history_.chain, request);
+  if (tuning().check == Check::full) {
+    history_.chain = mix(mix(history_.chain, request.shape.hash), history_.result);
+  }
   posted_ = met_ = failed_ = false;
   staged_ = combined_ = done_ = 0;
   ticks = 1;
@@ -75,6 +106,9 @@ Advance Call::advance() {
   }
   if (done_ < ticks || (stages && staged_ < ticks)) return Advance::blocked;
   history_.tick = first_tick_ + ticks;
+  // The result of the call before has gone into this one's descriptor.
+  if (tuning().check == Check::full) history_.result = result_hash();
+  segment_.control(rank()).completed.store(seq_, std::memory_order_release);
   return Advance::finished;
 }
 
@@ -83,21 +117,44 @@ bool Call::post() {
   // The ring entry and the slot that this call takes were last used kSlots or more ticks ago.
   if (first_tick_ >= kSlots && !reached(Peers::all, Counter::done, first_tick_ + 1 - kSlots)) return false;
   if (!verify_history()) return false;
-  Descriptor& mine = segment_.descriptor(rank(), seq_);
-  mine.seq = seq_;
-  mine.count = request_->count;
-  mine.factor = request_->factor;
-  mine.root = request_->root;
-  mine.layout = request_->layout;
-  mine.op = static_cast<std::uint8_t>(request_->op);
-  mine.reduce_op = static_cast<std::int8_t>(request_->reduce_op);
-  mine.dtype = static_cast<std::uint8_t>(request_->dtype);
-  segment_.control(rank()).words[seq_ % kRing].store(word_of(seq_, history_.chain), std::memory_order_relaxed);
+  describe();
+  // Released: whoever makes a report reads the descriptor of those who have not staged anything yet.
+  segment_.control(rank()).words[seq_ % kRing].store(word_of(seq_, request_->shape.hash, history_.chain),
+                                                     std::memory_order_release);
   if (stages) algorithm_->stage(*this, 0);
   staged_ = 1;
   posted_ = true;
   lines_.publish(Counter::staged, first_tick_ + 1);
   return true;
+}
+
+void Call::describe() noexcept {
+  Descriptor& mine = segment_.descriptor(rank(), seq_);
+  mine.seq = seq_;
+  mine.count = request_->count;
+  mine.factor = request_->factor;
+  mine.result = history_.result;
+  mine.root = request_->root;
+  mine.layout = request_->layout;
+  mine.op = static_cast<std::uint8_t>(request_->op);
+  mine.reduce_op = static_cast<std::int8_t>(request_->reduce_op);
+  mine.dtype = static_cast<std::uint8_t>(request_->dtype);
+  mine.flags = request_->origin.flags;
+  mine.shape = request_->shape;
+  mine.location = request_->origin.id();
+}
+
+// Of what must be equal on all ranks; 0 for other ops.
+std::uint64_t Call::result_hash() const noexcept {
+  switch (request_->op) {
+    case Op::all_reduce:
+    case Op::all_gather:
+      return hash_of(request_->out);
+    case Op::broadcast:
+      return hash_of(is_root() ? request_->in : request_->out);
+    default:
+      return 0;
+  }
 }
 
 bool Call::meet() {
@@ -132,11 +189,14 @@ bool Call::verify_history() noexcept {
 }
 
 bool Call::verify(int peer, std::uint64_t seq) noexcept {
-  if (peer == rank()) return true;
+  if (peer == rank() || tuning().check == Check::off) return true;
   const auto& mine = segment_.control(rank()).words;
   const auto& theirs = segment_.control(peer).words;
   std::uint64_t& verified = history_.verified[static_cast<std::size_t>(peer)];
-  if (theirs[seq % kRing].load(std::memory_order_relaxed) == mine[seq % kRing].load(std::memory_order_relaxed)) {
+  const std::uint64_t their_word = theirs[seq % kRing].load(std::memory_order_relaxed);
+  const std::uint64_t my_word = mine[seq % kRing].load(std::memory_order_relaxed);
+  if (agree(their_word, my_word)) {
+    if (their_word != my_word && seq == seq_) note_shapes(peer);
     verified = seq;
     return true;
   }
@@ -144,22 +204,70 @@ bool Call::verify(int peer, std::uint64_t seq) noexcept {
   std::uint64_t first = std::max(verified + 1, oldest);
   for (; first < seq; ++first) {
     const std::uint64_t word = theirs[first % kRing].load(std::memory_order_relaxed);
-    if (is_for(word, first) && word != mine[first % kRing].load(std::memory_order_relaxed)) break;
+    if (is_for(word, first) && !agree(word, mine[first % kRing].load(std::memory_order_relaxed))) break;
   }
   report_mismatch(peer, first);
   return false;
 }
 
-void Call::report_mismatch(int peer, std::uint64_t seq, const char* text) noexcept {
+// Same number of elements, another shape: whoever finds it first says so, once a group.
+void Call::note_shapes(int peer) noexcept {
+  std::atomic<std::uint32_t>& noted = segment_.header().shapes_noted;
+  if (noted.load(std::memory_order_relaxed) != 0 || noted.exchange(1, std::memory_order_relaxed) != 0) return;
+  const auto side = [&](int rank) -> ShapeNote::Side {
+    const Descriptor& call = descriptor(rank);
+    return {rank, call.shape, lines_.location_text(rank, call.location)};
+  };
+  lines_.note({seq_, request_->op, {side(std::min(rank(), peer)), side(std::max(rank(), peer))}});
+}
+
+void Call::testify(int witness, std::uint64_t seq) noexcept {
+  Testimony& testimony = segment_.testimony(witness);
+  const Control& control = segment_.control(witness);
+  const auto where = [&](const Descriptor& call, auto& text) {
+    std::snprintf(text, sizeof(text), "%s", lines_.location_text(witness, call.location).c_str());
+  };
+  testimony.arrived = is_for(control.words[seq % kRing].load(std::memory_order_acquire), seq) ? 1 : 0;
+  if (testimony.arrived != 0) {
+    testimony.call = segment_.descriptor(witness, seq);
+    where(testimony.call, testimony.call_where);
+  }
+  // Ranks that do not wait may have got further: what matters is what came before.
+  const std::uint64_t completed = std::min(control.completed.load(std::memory_order_acquire), seq - 1);
+  testimony.completed = completed != 0 ? segment_.descriptor(witness, completed) : Descriptor{};
+  where(testimony.completed, testimony.completed_where);
+}
+
+void Call::report_mismatch(int peer, std::uint64_t seq) noexcept {
+  const auto until = Clock::now() + kGrace;
+  const auto is_awaited = [&](int other) {
+    return !is_for(segment_.control(other).words[seq % kRing].load(std::memory_order_acquire), seq) &&
+           !lines_.gone(other, GaveUp::calls, true);
+  };
+  for (int other = 0; other < size() && !lines_.failed() && Clock::now() < until;) {
+    if (is_awaited(other)) {
+      std::this_thread::sleep_for(kBetweenLooks);
+    } else {
+      ++other;
+    }
+  }
+  fail(rank(), peer, seq, {});
+}
+
+void Call::report_splits(int from, int to, const Misfit& misfit) noexcept { fail(from, to, seq_, misfit); }
+
+void Call::fail(int one, int other, std::uint64_t seq, const Misfit& misfit) noexcept {
   failed_ = true;
   Failure failure{};
   failure.kind = FailureKind::mismatch;
-  failure.rank = rank();
-  failure.peer = peer;
+  failure.rank = one;
+  failure.peer = other;
   failure.seq = seq;
   failure.op = request_->op;
-  std::snprintf(failure.text, sizeof(failure.text), "%s", text);
-  lines_.fail(failure);
+  failure.misfit = misfit;
+  lines_.fail(failure, [&] {
+    for (int witness = 0; witness < size(); ++witness) testify(witness, seq);
+  });
 }
 
 // One step of the pipeline, the furthest along first so that slots become free early. When none is possible

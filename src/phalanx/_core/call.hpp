@@ -16,6 +16,7 @@
 #include "blocks.hpp"
 #include "kernels.hpp"
 #include "layout.hpp"
+#include "location.hpp"
 #include "waiting.hpp"
 
 namespace phalanx {
@@ -29,6 +30,8 @@ struct Request {
   std::int64_t count = 0;
   std::uint32_t layout = 0;
   double factor = 1.0;
+  Shape shape;
+  Origin origin;
   Blocks in;
   Blocks out;
 };
@@ -63,6 +66,7 @@ struct History {
   std::uint64_t seq = 0;
   std::uint64_t tick = 0;               // the next unused one
   std::uint64_t chain = 0;              // running hash of all signatures
+  std::uint64_t result = 0;             // at Check::full, a hash of what the last call gave
   std::vector<std::uint64_t> verified;  // by peer: the last seq whose word was compared
 };
 
@@ -87,8 +91,8 @@ class Call {
   const Descriptor& descriptor(int rank) const noexcept { return segment_.descriptor(rank, seq_); }
   std::uint64_t* sizes(int rank) const noexcept { return segment_.sizes(rank, seq_); }
   bool is_root() const noexcept { return request_->root == rank(); }
-  // Ends the call: this rank and `peer` disagree about `seq`. `text` says how where the signatures do not.
-  void report_mismatch(int peer, std::uint64_t seq, const char* text = "") noexcept;
+  // Ends the call: two ranks disagree about the sizes that they exchange, of which all know.
+  void report_splits(int from, int to, const Misfit& misfit) noexcept;
 
   // The plan, set by Algorithm::plan.
   std::uint64_t ticks = 1;
@@ -106,6 +110,14 @@ class Call {
   bool check_sources() noexcept;
   bool verify(int peer, std::uint64_t seq) noexcept;
   bool verify_history() noexcept;
+  // Ends the call: this rank and `peer` disagree about `seq`. Waits for a moment, so that the report knows of those who
+  // are about to come.
+  void report_mismatch(int peer, std::uint64_t seq) noexcept;
+  void fail(int one, int other, std::uint64_t seq, const Misfit& misfit) noexcept;
+  void note_shapes(int peer) noexcept;
+  void describe() noexcept;
+  void testify(int rank, std::uint64_t seq) noexcept;
+  std::uint64_t result_hash() const noexcept;
   bool step();
   bool reached(Peers peers, Counter counter, std::uint64_t value);
   Condition condition(Peers peers, Counter counter, std::uint64_t value) const noexcept;

@@ -15,7 +15,9 @@ void CallQueue::submit(std::shared_ptr<CallTicket> ticket, Handing handing) {
   const std::shared_ptr<CallTicket> mine = ticket;
   {
     const std::lock_guard lock(mutex_);
-    ticket->seq.store(seq_.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    const std::uint64_t seq = seq_.fetch_add(1, std::memory_order_relaxed) + 1;
+    ticket->seq.store(seq, std::memory_order_relaxed);
+    ticket->entry.number(seq);
     count_begin();
     soonest_ = std::min(soonest_, ticket->deadline);
     queue_.push_back(std::move(ticket));
@@ -38,6 +40,7 @@ bool CallQueue::begin_next() {
     member_->lines.give_up(GaveUp::calls);
     end_current(Result::was_broken);
   } else {
+    current_->entry.start();
     call_.start(current_->request);
   }
   return true;
@@ -117,7 +120,7 @@ void CallQueue::check() {
     case WaitResult::gone: {
       const int peer = member_->lines.first_gone(condition);
       if (peer < 0) return;
-      member_->report_gone(current_->request.op, call_.seq(), peer);
+      member_->report_gone(doing(*current_), peer);
       return fail();
     }
     case WaitResult::expired:
@@ -127,7 +130,7 @@ void CallQueue::check() {
   if (!late) return;
   const std::vector<int> missing = member_->lines.missing(condition);
   if (missing.empty()) return;
-  member_->report_timeout(late->request.op, late->seq.load(std::memory_order_relaxed), missing);
+  member_->report_timeout(doing(*late), missing);
   fail(late.get());
 }
 
@@ -141,6 +144,10 @@ Lane::News CallQueue::wait_for_news(Clock::time_point until) {
     default:
       return News::none;
   }
+}
+
+Member::Doing CallQueue::doing(const CallTicket& ticket) noexcept {
+  return {ticket.request.op, ticket.seq.load(std::memory_order_relaxed), ticket.request.origin.location};
 }
 
 }  // namespace phalanx

@@ -50,6 +50,7 @@ class CallQueue : public Lane {
   // Ends all: the current call, or the one that is late, as failed, the others as broken by it.
   void fail(const CallTicket* late = nullptr);
   std::shared_ptr<CallTicket> find_late(Clock::time_point now);
+  static Member::Doing doing(const CallTicket& ticket) noexcept;
 
   const std::shared_ptr<Member> member_;
   History history_;

@@ -24,9 +24,6 @@ struct WaitOn {
   std::uint32_t reserved;
 };
 
-// How often to look where the system has no such wait (Linux before 5.16) or there are too many words for it.
-constexpr std::chrono::milliseconds kBetweenLooks{1};
-
 timespec to_timespec(std::chrono::nanoseconds time) noexcept {
   return {static_cast<time_t>(time.count() / 1'000'000'000), static_cast<long>(time.count() % 1'000'000'000)};
 }
@@ -41,20 +38,22 @@ bool futex_wait(const Bell& bell, std::chrono::nanoseconds timeout) noexcept {
          errno != EINTR;
 }
 
-void futex_wait_any(const std::vector<Bell>& bells, std::chrono::nanoseconds timeout) noexcept {
+void futex_wait_any(const std::vector<Bell>& bells, std::chrono::nanoseconds timeout,
+                    std::chrono::nanoseconds short_sleep) noexcept {
   if (bells.size() > 1) {
     WaitOn waits[kMostAtOnce];
     const std::size_t num = std::min(bells.size(), kMostAtOnce);
     for (std::size_t i = 0; i < num; ++i) {
       waits[i] = {bells[i].value, reinterpret_cast<std::uint64_t>(bells[i].word), kSize32, 0};
     }
-    if (num < bells.size()) timeout = std::min<std::chrono::nanoseconds>(timeout, kBetweenLooks);
+    if (num < bells.size()) timeout = std::min(timeout, short_sleep);
     const timespec until = to_timespec(Clock::now().time_since_epoch() + timeout);
     if (::syscall(kSysFutexWaitv, waits, num, 0, &until, CLOCK_MONOTONIC) >= 0 || errno == EAGAIN || errno == EINTR ||
         errno == ETIMEDOUT) {
       return;
     }
-    timeout = std::min<std::chrono::nanoseconds>(timeout, kBetweenLooks);
+    // Linux before 5.16.
+    timeout = std::min(timeout, short_sleep);
   }
   futex_wait(bells.front(), timeout);
 }

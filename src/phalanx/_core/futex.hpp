@@ -22,7 +22,8 @@ struct Bell {
 // False when a signal ended it.
 bool futex_wait(const Bell& bell, std::chrono::nanoseconds timeout) noexcept;
 // Sleeps until any of the bells rings. Where the system can't wait for so many words the sleep is short.
-void futex_wait_any(const std::vector<Bell>& bells, std::chrono::nanoseconds timeout) noexcept;
+void futex_wait_any(const std::vector<Bell>& bells, std::chrono::nanoseconds timeout,
+                    std::chrono::nanoseconds short_sleep = std::chrono::milliseconds(1)) noexcept;
 void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept;
 // Changes the word and wakes whoever sleeps on it.
 void ring(std::atomic<std::uint32_t>& word) noexcept;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "exit_status.hpp"
+#include "listener.hpp"
 #include "progress.hpp"
 
 namespace phalanx {
@@ -23,6 +24,7 @@ Tuning tuning_for(int ranks, int cpus) {
   tuning.one_shot_bytes = ranks <= 2 ? 64 * kKiB : 32 * kKiB;
   // There is a channel for every two ranks; what is not touched costs addresses only, but of those a lot.
   tuning.message_chunk_bytes = ranks <= 32 ? 64 * kKiB : ranks <= 128 ? 16 * kKiB : 4 * kKiB;
+  tuning.check = Check::on;
   tuning.crowded = crowded;
   tuning.spin_us = crowded ? 300 : 100;
   return tuning;
@@ -34,6 +36,7 @@ Group::Group(std::shared_ptr<Segment> segment, int rank)
       messages_(std::make_shared<Messages>(member_)) {
   progress().add(calls_);
   progress().add(messages_);
+  listener().add(member_);
 }
 
 Group::~Group() { leave(Leaving::closed); }
@@ -42,6 +45,12 @@ void Group::watch(const std::vector<Identity>& ranks) {
   std::vector<std::shared_ptr<Peer>> peers;
   for (const Identity& identity : ranks) peers.push_back(Peer::watch(identity));
   member_->lines.watch(std::move(peers));
+}
+
+void Group::keep_records(std::shared_ptr<BlackBox> box, const std::string& group, const std::string& path) {
+  member_->box_group = box->remember(group);
+  member_->box = std::move(box);
+  segment().answer(rank()).box.write(path);
 }
 
 void Group::abort(const std::string& text) { member_->report_abort(seq(), text); }
@@ -54,6 +63,7 @@ void Group::leave(Leaving leaving) {
   messages_->sweep();
   progress().remove(calls_);
   progress().remove(messages_);
+  listener().remove(member_);
 }
 
 }  // namespace phalanx

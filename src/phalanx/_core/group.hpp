@@ -30,6 +30,16 @@ class Group {
 
   // Keeps an eye on the processes of the ranks, given in rank order. A pid of 0 can't be watched.
   void watch(const std::vector<Identity>& ranks);
+  // From now on calls are recorded there. To be asked before the first one.
+  void keep_records(std::shared_ptr<BlackBox> box, const std::string& group, const std::string& path);
+  // Whether anything is to be kept that explains calls.
+  bool explains() const noexcept {
+    return member_->box != nullptr || member_->segment->header().tuning.check != Check::off;
+  }
+  const Member& member() const noexcept { return *member_; }
+  std::optional<ShapeNote> take_note() { return member_->lines.take_note(); }
+  // Lets peers know where in the program a call is made.
+  void place(const Origin& origin) noexcept { member_->lines.place(origin.location); }
   // Ends all waits of all ranks. The text goes into their errors.
   void abort(const std::string& text);
   // This rank makes no further call; peers that wait for one are told, and what is pending here ends.
@@ -45,6 +55,9 @@ class Group {
   int rank() const noexcept { return member_->rank(); }
   int size() const noexcept { return member_->size(); }
   Segment& segment() noexcept { return *member_->segment; }
+
+  // What Python knows the group by in slow calls.
+  std::uint64_t token = 0;
 
  private:
   const std::shared_ptr<Member> member_;

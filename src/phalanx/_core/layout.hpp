@@ -1,11 +1,13 @@
 // What lies where in a group's segment. Plain data and atomics only, the same in every process that maps it.
 //
-//   Header | Control[size] | WaitLine[size] | MessageLine[size] | LastWords[size] | Descriptor[size][kRing] |
-//   u64 sizes[size][kRing][size + 1] | ChannelLines[size][size] | staging[size] | channel bodies[size][size]
+//   Header | Control[size] | WaitLine[size] | MessageLine[size] | LastWords[size] | Answer[size] | Testimony[size] |
+//   LocationLine[size][kLocations] | Descriptor[size][kRing] | u64 sizes[size][kRing][2 * size + 1] |
+//   ChannelLines[size][size] | staging[size] | channel bodies[size][size]
 //
-// Ownership: every Control, WaitLine, LastWords, Descriptor, sizes and staging area has one writer, its rank; of a
-// channel's lines one is the sender's and one the receiver's, its body is the sender's. The Header's immutable part is
-// written by the creator before anyone maps it; the rest of it and the MessageLines are shared and atomic.
+// Ownership: every Control, WaitLine, LastWords, LocationLine, Descriptor, sizes and staging area has one writer, its
+// rank; of a channel's lines one is the sender's and one the receiver's, its body is the sender's. The Header's
+// immutable part is written by the creator before anyone maps it; the rest of it and the MessageLines are shared and
+// atomic. The Testimonies belong to whoever claims the failure; of an Answer its rank writes the text, everybody asks.
 //
 // Channel bodies cost nothing before their first use: a memfd is sparse, and in a file their space is not reserved
 // until a sender asks for it (Segment::reserve_channel).
@@ -20,10 +22,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "shared_text.hpp"
+
 namespace phalanx {
 
 inline constexpr std::uint64_t kMagic = 0x31584e414c414850;  // "PHALANX1"
-inline constexpr std::uint32_t kVersion = 3;
+inline constexpr std::uint32_t kVersion = 4;
 inline constexpr int kSlots = 4;
 // Twice the slots: a peer that lags by kSlots ticks still finds its word when it compares (see Call::verify_history).
 inline constexpr int kRing = 2 * kSlots;
@@ -37,6 +41,13 @@ inline constexpr int kChunks = 4;
 // A message up to this size travels in its envelope.
 inline constexpr std::size_t kEnvelopeBytes = 2048;
 inline constexpr std::size_t kInlineBytes = kEnvelopeBytes - 64;
+
+// Places in the program whose text a rank keeps for its peers, and sizes of a tensor or list that a call keeps.
+inline constexpr std::uint32_t kLocations = 64;
+inline constexpr int kSizesKept = 8;
+
+// How much is compared between ranks.
+enum class Check : std::uint32_t { off = 0, on = 1, full = 2 };
 
 enum class Op : std::uint8_t {
   barrier = 0,
@@ -72,7 +83,8 @@ enum class GaveUp : std::uint32_t { calls = 1, messages = 2 };
 
 inline constexpr std::int32_t kUnknownStatus = -1;
 
-// Both sides of a message that does not fit; of one that nobody answered, the tag.
+// Both sides of a message that does not fit; of one that nobody answered, the tag. Of sizes that ranks exchange, bytes
+// and the sender.
 struct Misfit {
   std::int64_t sent;
   std::int64_t expected;
@@ -92,8 +104,9 @@ struct Failure {
   Leaving leaving;      // how the peer left
   std::int32_t status;  // how the peer's process ended, as waitpid gives it; kUnknownStatus where nobody can tell
   Misfit misfit;
-  std::int32_t missing[32];  // the first of them
+  std::uint64_t missing[kMaxRanks / 64];  // a bit for each rank
   char text[256];
+  char where[2][120];  // the finder's line in the program; of a message, the sender's and the receiver's
 };
 
 // Choices that all ranks must make alike, made once by the creator.
@@ -102,6 +115,7 @@ struct Tuning {
   std::uint64_t chunk_bytes;          // bytes of a slot that a tick of a long call uses
   std::uint64_t one_shot_bytes;       // an all_reduce up to this size takes one tick in which every rank reduces all
   std::uint64_t message_chunk_bytes;  // capacity of a chunk of a channel
+  Check check;
   std::uint32_t crowded;              // more ranks than CPUs: a waiter lends its CPU instead of spinning
   std::uint32_t spin_us;              // how long a waiter spins or lends before it sleeps
 };
@@ -120,17 +134,19 @@ struct Header {
 
   alignas(kLine) std::atomic<std::uint32_t> failure_state;  // 0 none, 1 claimed, 2 published
   std::atomic<std::uint32_t> aborted;                       // 1: nobody waits any more, whatever the failure was
+  std::atomic<std::uint32_t> shapes_noted;                  // 1: somebody warns that shapes differ
   Failure failure;
 };
 
 struct alignas(kLine) Control {
-  // Ring by seq: low 32 bits the seq, high 32 bits the running hash of all signatures up to it.
+  // Ring by seq: low 16 bits the seq, then 16 bits the shape's hash, then the running hash of all signatures up to it.
   std::atomic<std::uint64_t> words[kRing];
   std::atomic<std::uint64_t> counters[3];  // by Counter
   std::atomic<std::uint32_t> left;         // Leaving; not 0: this rank makes no further step
   std::atomic<std::uint32_t> gave_up;      // bits of GaveUp: where this rank takes no further step in the broken group
   std::atomic<std::uint32_t> claimed;      // 1: a process is this rank
   std::atomic<std::uint32_t> cpu;          // where this rank last published, plus 1; a hint
+  std::atomic<std::uint64_t> completed;    // the seq of the last call that ended well
 };
 
 // What a sleeping rank waits for, so that only the publisher that completes it rings the bell.
@@ -146,23 +162,58 @@ struct alignas(kLine) MessageLine {
   std::atomic<std::uint32_t> sleeps;
 };
 
-// What a rank has to say of its end: the first exception that nobody caught.
+// What a rank has to say of its end: the first exception that nobody caught, with its traceback.
 struct alignas(kLine) LastWords {
   std::atomic<std::uint32_t> said;
   std::atomic<std::int32_t> exit_status;  // 0: not known yet; else 1 + what waitpid will give
-  char text[1016];
+  char text[4088];
+};
+
+// Where a rank's main thread is, told by another of its threads to whoever asks.
+struct alignas(kLine) Answer {
+  std::atomic<std::uint32_t> asked;     // futex word; the number of the last question
+  std::atomic<std::uint32_t> answered;  // futex word; the number of the last question that the text answers
+  SharedText<31> box;                   // the path of the rank's black box
+  SharedText<478> text;
+};
+
+// Where in the program calls were made, by the number of the place modulo kLocations.
+struct alignas(kLine) LocationLine {
+  std::atomic<std::uint32_t> id;
+  SharedText<14> text;
+};
+
+// Sizes of the tensor that the signature's count is about, or of the tensors of a list.
+struct Shape {
+  std::uint8_t num = 0;  // saturates; the first kSizesKept are kept
+  bool listed = false;
+  std::uint16_t hash = 0;  // of all of them; 0 where ranks may differ
+  std::uint32_t sizes[kSizesKept] = {};
 };
 
 // A call's signature in full, to explain a mismatch, and what each rank may choose for itself (the factor).
-struct alignas(64) Descriptor {
+struct alignas(kLine) Descriptor {
   std::uint64_t seq;
   std::int64_t count;
   double factor;
+  std::uint64_t result;  // at Check::full, a hash of what the call before gave
   std::int32_t root;
   std::uint32_t layout;
+  std::uint32_t location;
   std::uint8_t op;
   std::int8_t reduce_op;
   std::uint8_t dtype;
+  std::uint8_t flags;  // CallFlags
+  Shape shape;
+};
+
+// What the finder of a mismatch saw of a rank.
+struct alignas(kLine) Testimony {
+  std::uint32_t arrived;  // 1: the rank had made the call
+  Descriptor call;
+  Descriptor completed;  // the last one that ended well there; seq 0: none
+  char call_where[120];
+  char completed_where[120];
 };
 
 // Messages from one rank to another (messages.hpp). All counters only grow.
@@ -184,6 +235,8 @@ struct alignas(64) Envelope {
   std::int64_t count;
   std::uint32_t tag;
   std::uint32_t layout;  // tells dtypes apart that have no code of their own
+  std::uint32_t location;
+  std::uint8_t flags;  // CallFlags
   std::uint8_t dtype;
   alignas(64) std::byte body[kInlineBytes];
 };
@@ -193,8 +246,10 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 static_assert(sizeof(Header) <= kPage);
 static_assert(sizeof(Control) == kLine);
 static_assert(sizeof(WaitLine) == kLine);
-static_assert(sizeof(Descriptor) == 64);
-static_assert(sizeof(LastWords) == 1024);
+static_assert(sizeof(Descriptor) == kLine);
+static_assert(sizeof(LastWords) == kPage);
+static_assert(sizeof(Answer) == kPage);
+static_assert(sizeof(LocationLine) == kLine);
 static_assert(sizeof(ChannelLines) == 2 * kLine);
 static_assert(sizeof(Envelope) == kEnvelopeBytes);
 static_assert(std::is_trivially_destructible_v<Header>);
@@ -208,7 +263,7 @@ constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (va
 
 // Byte offsets of the areas for a given number of ranks.
 struct Offsets {
-  std::size_t control, wait, message, words, descriptors, sizes, sizes_stride, lines, staging, staging_stride, bodies,
+  std::size_t control, wait, message, words, answers, testimonies, locations, descriptors, sizes, sizes_stride, lines, staging, staging_stride, bodies,
       body_stride, total;
 
   constexpr Offsets(int size, const Tuning& tuning)
@@ -220,9 +275,12 @@ struct Offsets {
         wait(control + size * sizeof(Control)),
         message(wait + size * sizeof(WaitLine)),
         words(message + size * sizeof(MessageLine)),
-        descriptors(words + size * sizeof(LastWords)),
+        answers(words + size * sizeof(LastWords)),
+        testimonies(answers + size * sizeof(Answer)),
+        locations(testimonies + size * sizeof(Testimony)),
+        descriptors(locations + size * kLocations * sizeof(LocationLine)),
         sizes(descriptors + size * kRing * sizeof(Descriptor)),
-        sizes_stride(round_up((size + 1) * sizeof(std::uint64_t), kLine)),
+        sizes_stride(round_up((2 * size + 1) * sizeof(std::uint64_t), kLine)),
         lines(sizes + size * kRing * sizes_stride),
         staging(round_up(lines + size * size * sizeof(ChannelLines), kPage)),
         staging_stride(round_up(slot_bytes * kSlots, kPage)),

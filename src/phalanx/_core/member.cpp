@@ -1,8 +1,6 @@
 #include "member.hpp"
 
-#include <algorithm>
 #include <cstdio>
-#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -17,6 +15,14 @@ int checked(int rank, int size) {
   return rank;
 }
 
+void set_doing(Failure& failure, const Member::Doing& doing) {
+  failure.op = doing.op;
+  failure.seq = doing.seq;
+  if (doing.location != nullptr) {
+    std::snprintf(failure.where[0], sizeof(failure.where[0]), "%s", doing.location->text.c_str());
+  }
+}
+
 }  // namespace
 
 Member::Member(std::shared_ptr<Segment> shared, int rank)
@@ -26,11 +32,11 @@ Member::Member(std::shared_ptr<Segment> shared, int rank)
   }
 }
 
-void Member::report_timeout(Op op, std::uint64_t seq, const std::vector<int>& missing) {
-  report_timeout(op, seq, missing, -1, 0, "");
+void Member::report_timeout(const Doing& doing, const std::vector<int>& missing) {
+  report_timeout(doing, missing, -1, 0, "");
 }
 
-void Member::report_timeout(Op op, std::uint64_t seq, const std::vector<int>& missing, int peer, std::uint32_t tag,
+void Member::report_timeout(const Doing& doing, const std::vector<int>& missing, int peer, std::uint32_t tag,
                             const std::string& others) {
   Failure failure{};
   failure.kind = FailureKind::timeout;
@@ -38,19 +44,17 @@ void Member::report_timeout(Op op, std::uint64_t seq, const std::vector<int>& mi
   failure.peer = peer;
   failure.misfit.tag = tag;
   std::snprintf(failure.text, sizeof(failure.text), "%s", others.c_str());
-  failure.op = op;
-  failure.seq = seq;
+  set_doing(failure, doing);
   failure.num_missing = static_cast<std::uint32_t>(missing.size());
-  std::copy_n(missing.begin(), std::min(missing.size(), std::size(failure.missing)), failure.missing);
+  for (const int rank : missing) failure.missing[rank / 64] |= std::uint64_t{1} << rank % 64;
   lines.fail(failure);
 }
 
-void Member::report_gone(Op op, std::uint64_t seq, int peer) {
+void Member::report_gone(const Doing& doing, int peer) {
   // A peer that has given up did so because of a failure that is there already.
   if (lines.failed()) return;
   Failure failure = lines.describe_gone(peer);
-  failure.op = op;
-  failure.seq = seq;
+  set_doing(failure, doing);
   lines.fail(failure);
 }
 

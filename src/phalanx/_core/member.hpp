@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "black_box.hpp"
 #include "waiting.hpp"
 
 namespace phalanx {
@@ -18,17 +19,26 @@ struct Member {
   int size() const noexcept { return lines.size(); }
   bool has_left() const noexcept { return left.load(std::memory_order_acquire); }
 
+  // What a rank was doing when it found a failure.
+  struct Doing {
+    Op op;
+    std::uint64_t seq;
+    const Location* location;
+  };
   // Breaks the group, unless it is already.
-  void report_timeout(Op op, std::uint64_t seq, const std::vector<int>& missing);
+  void report_timeout(const Doing& doing, const std::vector<int>& missing);
   // Of a message: with whom, or kAnySource; `others` is what came from there instead.
-  void report_timeout(Op op, std::uint64_t seq, const std::vector<int>& missing, int peer, std::uint32_t tag,
+  void report_timeout(const Doing& doing, const std::vector<int>& missing, int peer, std::uint32_t tag,
                       const std::string& others);
-  void report_gone(Op op, std::uint64_t seq, int peer);
+  void report_gone(const Doing& doing, int peer);
   void report_abort(std::uint64_t seq, const std::string& text);
 
   const std::shared_ptr<Segment> segment;
   Lines lines;
   std::atomic<bool> left{false};
+  // Where calls are recorded, and this group's name there. Set before the first call.
+  std::shared_ptr<BlackBox> box;
+  std::uint32_t box_group = 0;
 };
 
 }  // namespace phalanx

@@ -1,6 +1,7 @@
 #include "messages.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -34,8 +35,10 @@ void Messages::submit(TicketPtr ticket) {
   {
     const std::lock_guard lock(mutex_);
     auto& numbers = mine->sends ? num_sent_ : num_received_;
-    ticket->seq.store(++numbers[mine->peer == kAnySource ? numbers.size() - 1 : at(mine->peer)],
-                      std::memory_order_relaxed);
+    const std::uint64_t seq = ++numbers[mine->peer == kAnySource ? numbers.size() - 1 : at(mine->peer)];
+    ticket->seq.store(seq, std::memory_order_relaxed);
+    ticket->entry.number(seq);
+    ticket->entry.start();
     count_begin();
     submitted_.push_back(std::move(ticket));
     any_submitted_.store(true, std::memory_order_release);
@@ -138,6 +141,11 @@ void Messages::accept(int from, std::uint64_t number, const Envelope& envelope, 
     failure.seq = ticket->seq.load(std::memory_order_relaxed);
     failure.misfit = {envelope.count, ticket->count, ticket->tag, envelope.dtype,
                       static_cast<std::uint8_t>(ticket->dtype)};
+    const auto set_where = [](auto& where, const std::string& text) {
+      std::snprintf(where, sizeof(where), "%s", text.c_str());
+    };
+    set_where(failure.where[0], member_->lines.location_text(from, envelope.location));
+    set_where(failure.where[1], ticket->origin.text());
     member_->lines.fail(failure);
     return end(ticket, Result::failed);
   }
@@ -172,6 +180,8 @@ bool Messages::announce(int peer, Outgoing& out, ChannelLines& lines) {
   envelope.tag = ticket->tag;
   envelope.layout = ticket->layout;
   envelope.dtype = static_cast<std::uint8_t>(ticket->dtype);
+  envelope.location = ticket->origin.id();
+  envelope.flags = ticket->origin.flags;
   const bool is_short = envelope.bytes <= kInlineBytes;
   if (is_short && envelope.bytes > 0) std::memcpy(envelope.body, ticket->data.data, envelope.bytes);
   if (!is_short) out.offered.emplace(out.announced, ticket);
@@ -371,9 +381,12 @@ void Messages::end_all(Result result, const MessageTicket* late) {
 void Messages::fail_with(int peer) {
   const std::vector<TicketPtr> tickets = take_tickets_of(peer);
   out_[at(peer)].given_up = true;
-  const MessageTicket& first = *tickets.front();
-  member_->report_gone(first.sends ? Op::send : Op::recv, first.seq.load(std::memory_order_relaxed), peer);
+  member_->report_gone(doing(*tickets.front()), peer);
   for (const TicketPtr& ticket : tickets) end(ticket, Result::failed);
+}
+
+Member::Doing Messages::doing(const MessageTicket& ticket) noexcept {
+  return {ticket.sends ? Op::send : Op::recv, ticket.seq.load(std::memory_order_relaxed), ticket.origin.location};
 }
 
 std::vector<int> Messages::peers_of(const MessageTicket& ticket) const {
@@ -415,7 +428,7 @@ void Messages::check() {
     }
     if (num_posted_any_ > 0 && gone.size() + 1 == at(member_->size())) {
       const int peer = gone.front();
-      member_->report_gone(Op::recv, posted_.front()->seq.load(std::memory_order_relaxed), peer);
+      member_->report_gone(doing(*posted_.front()), peer);
       return end_all(Result::failed);
     }
   }
@@ -435,8 +448,8 @@ void Messages::check() {
   }
   for (const TicketPtr& ticket : posted_) look_at(ticket);
   if (!late) return;
-  member_->report_timeout(late->sends ? Op::send : Op::recv, late->seq.load(std::memory_order_relaxed), peers_of(*late),
-                          late->peer, late->tag, late->sends ? "" : tags_from(peers_of(*late)));
+  member_->report_timeout(doing(*late), peers_of(*late), late->peer, late->tag,
+                          late->sends ? "" : tags_from(peers_of(*late)));
   end_all(Result::was_broken, late.get());
 }
 

@@ -97,6 +97,7 @@ class Messages : public Lane {
   std::vector<TicketPtr> take_tickets_of(int peer);
   // Ends the messages to and from the peer, who will not take part in them any more.
   void fail_with(int peer);
+  static Member::Doing doing(const MessageTicket& ticket) noexcept;
   std::vector<int> peers_of(const MessageTicket& ticket) const;
   std::string tags_from(const std::vector<int>& peers) const;
 

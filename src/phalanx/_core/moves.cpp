@@ -1,6 +1,5 @@
 // The ops that move bytes without changing them: barrier, broadcast, all_gather, gather, scatter, all_to_all.
 #include <algorithm>
-#include <cstdio>
 
 #include "algorithms.hpp"
 
@@ -112,28 +111,43 @@ void plan_all_to_all(Call& call) {
 void stage_all_to_all(Call& call, std::uint64_t tick) {
   if (tick == 0) {
     const Blocks& in = call.request().in;
+    const Blocks& out = call.request().out;
     std::uint64_t* sizes = call.sizes(call.rank());
-    for (std::size_t block = 0; block < in.num(); ++block) sizes[block] = in.size(block);
-    sizes[in.num()] = in.largest();
+    *sizes++ = in.largest();
+    for (std::size_t block = 0; block < in.num(); ++block) *sizes++ = in.size(block);
+    for (std::size_t block = 0; block < out.num(); ++block) *sizes++ = out.size(block);
   }
   stage_by_destination(call, tick);
 }
 
+std::uint64_t size_sent(const Call& call, int from, int to) { return call.sizes(from)[1 + to]; }
+
+std::uint64_t size_expected(const Call& call, int from, int to) { return call.sizes(to)[1 + call.size() + from]; }
+
+// The first two ranks, in rank order, that do not fit: the same on every rank that looks.
+void report_misfit(Call& call) {
+  for (int from = 0; from < call.size(); ++from) {
+    for (int to = 0; to < call.size(); ++to) {
+      const std::uint64_t sent = size_sent(call, from, to);
+      const std::uint64_t expected = size_expected(call, from, to);
+      if (sent == expected) continue;
+      Misfit misfit{};
+      misfit.sent = static_cast<std::int64_t>(sent);
+      misfit.expected = static_cast<std::int64_t>(expected);
+      misfit.tag = static_cast<std::uint32_t>(from);
+      return call.report_splits(from, to, misfit);
+    }
+  }
+}
+
 bool meet_all_to_all(Call& call) {
-  const Blocks& out = call.request().out;
   std::uint64_t largest = 0;
   for (int peer = 0; peer < call.size(); ++peer) {
-    const std::uint64_t* sizes = call.sizes(peer);
-    const std::uint64_t sent = sizes[call.rank()];
-    const std::uint64_t expected = out.size(static_cast<std::size_t>(peer));
-    if (sent != expected) {
-      char text[128];
-      std::snprintf(text, sizeof(text), "rank %d sends %llu bytes to rank %d, which expects %llu", peer,
-                    static_cast<unsigned long long>(sent), call.rank(), static_cast<unsigned long long>(expected));
-      call.report_mismatch(peer, call.seq(), text);
+    if (size_sent(call, peer, call.rank()) != size_expected(call, peer, call.rank())) {
+      report_misfit(call);
       return false;
     }
-    largest = std::max(largest, sizes[call.size()]);
+    largest = std::max(largest, call.sizes(peer)[0]);
   }
   plan_ticks(call, largest, static_cast<std::uint64_t>(call.size()));
   return true;

@@ -44,6 +44,11 @@ class Segment {
   WaitLine& wait_line(int rank) const noexcept { return at<WaitLine>(offsets_.wait)[rank]; }
   MessageLine& message_line(int rank) const noexcept { return at<MessageLine>(offsets_.message)[rank]; }
   LastWords& last_words(int rank) const noexcept { return at<LastWords>(offsets_.words)[rank]; }
+  Answer& answer(int rank) const noexcept { return at<Answer>(offsets_.answers)[rank]; }
+  Testimony& testimony(int rank) const noexcept { return at<Testimony>(offsets_.testimonies)[rank]; }
+  LocationLine& location_line(int rank, std::uint32_t id) const noexcept {
+    return at<LocationLine>(offsets_.locations)[static_cast<std::size_t>(rank) * kLocations + id % kLocations];
+  }
   ChannelLines& channel_lines(int from, int to) const noexcept {
     return at<ChannelLines>(offsets_.lines)[channel(from, to)];
   }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "black_box.hpp"
 #include "call.hpp"
 #include "completions.hpp"
 #include "float_mode.hpp"
@@ -42,6 +43,8 @@ class Ticket {
 
   // By whoever holds the lane.
   void end(Result result) noexcept {
+    // First: whoever sees the result may use the ticket again.
+    entry.end(result == Result::finished);
     result_.store(result, std::memory_order_release);
     const std::uint64_t token = token_.exchange(kEnded, std::memory_order_acq_rel);
     if (token != kNobody) completions().push(token);
@@ -50,6 +53,7 @@ class Ticket {
   Clock::time_point deadline = Clock::time_point::max();
   std::atomic<std::uint64_t> seq{0};  // 0 until it is known
   std::atomic<int> source{-1};        // of a message that was received
+  BoxEntry entry;
 
  protected:
   // For a ticket that is used again.
@@ -57,6 +61,7 @@ class Ticket {
     result_.store(Result::pending, std::memory_order_relaxed);
     token_.store(kNobody, std::memory_order_relaxed);
     seq.store(0, std::memory_order_relaxed);
+    entry = BoxEntry();
   }
 
  private:
@@ -84,6 +89,7 @@ class MessageTicket : public Ticket {
   DType dtype = DType::bytes;
   std::int64_t count = 0;
   Piece data{nullptr, 0};
+  Origin origin;
 };
 
 inline constexpr int kAnySource = -1;

@@ -5,6 +5,8 @@
 #include <thread>
 #include <utility>
 
+#include "listener.hpp"
+
 namespace phalanx {
 
 namespace {
@@ -188,13 +190,14 @@ std::int32_t Lines::exit_status(int rank) const noexcept {
   return told != 0 ? told - 1 : kUnknownStatus;
 }
 
-void Lines::fail(const Failure& failure) noexcept {
+bool Lines::claim_failure() noexcept {
   std::uint32_t none = 0;
-  if (header_.failure_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
-    header_.failure = failure;
-    header_.failure_state.store(2, std::memory_order_seq_cst);
-  }
-  ring_all();
+  return header_.failure_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel);
+}
+
+void Lines::publish_failure(const Failure& failure) noexcept {
+  header_.failure = failure;
+  header_.failure_state.store(2, std::memory_order_seq_cst);
 }
 
 Failure Lines::failure() const {
@@ -233,14 +236,42 @@ void Lines::leave(Leaving leaving) noexcept {
   ring_all();
 }
 
+void Lines::place(const Location* location) noexcept {
+  if (location == nullptr) return;
+  LocationLine& line = segment_.location_line(rank_, location->id);
+  if (line.id.load(std::memory_order_relaxed) != location->id) {
+    line.id.store(0, std::memory_order_relaxed);
+    line.text.write(location->text);
+    line.id.store(location->id, std::memory_order_release);
+  }
+}
+
+std::string Lines::location_text(int rank, std::uint32_t id) const {
+  if (id == 0) return {};
+  const LocationLine& line = segment_.location_line(rank, id);
+  if (line.id.load(std::memory_order_acquire) != id) return {};
+  std::string text = line.text.read();
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return line.id.load(std::memory_order_relaxed) == id ? text : std::string();
+}
+
+void Lines::note(ShapeNote note) {
+  note_ = std::move(note);
+  noted_.store(true, std::memory_order_release);
+  listener().wake();
+}
+
+std::optional<ShapeNote> Lines::take_note() {
+  if (!noted_.exchange(false, std::memory_order_acq_rel)) return std::nullopt;
+  return note_;
+}
+
 void Lines::say_last_words(const std::string& text) noexcept {
   LastWords& words = segment_.last_words(rank_);
   if (words.said.load(std::memory_order_relaxed) != 0) return;
-  std::size_t size = std::min(text.size(), sizeof(words.text) - 1);
-  // Not in the middle of a character of several bytes.
-  while (size < text.size() && size > 0 && (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80) --size;
-  std::memcpy(words.text, text.data(), size);
-  words.text[size] = 0;
+  const std::string_view kept = cut(text, sizeof(words.text) - 1);
+  std::memcpy(words.text, kept.data(), kept.size());
+  words.text[kept.size()] = 0;
   words.said.store(1, std::memory_order_release);
 }
 

@@ -7,6 +7,7 @@
 // ranks than CPUs every needless wake-up costs a context switch.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "futex.hpp"
+#include "location.hpp"
 #include "patience.hpp"
 #include "peers.hpp"
 #include "segment.hpp"
@@ -54,6 +56,18 @@ class DeathWatch {
   Clock::time_point next_{};
 };
 
+// Two ranks whose calls agree but for the shape of a tensor.
+struct ShapeNote {
+  struct Side {
+    int rank;
+    Shape shape;
+    std::string where;
+  };
+  std::uint64_t seq = 0;
+  Op op = Op::barrier;
+  Side sides[2];
+};
+
 class Lines {
  public:
   Lines(const Segment& segment, int rank);
@@ -89,7 +103,18 @@ class Lines {
   Failure describe_gone(int rank) const;
 
   // The first failure is kept, later ones are dropped. Wakes everybody.
-  void fail(const Failure& failure) noexcept;
+  void fail(const Failure& failure) noexcept {
+    fail(failure, [] {});
+  }
+  // `fill` writes what belongs to the failure, if this is the first one.
+  template <class Fn>
+  void fail(const Failure& failure, Fn&& fill) noexcept {
+    if (claim_failure()) {
+      fill();
+      publish_failure(failure);
+    }
+    ring_all();
+  }
   // Ends all waits; with this failure, unless there is one already.
   void abort(const Failure& failure) noexcept;
   bool failed() const noexcept { return header_.failure_state.load(std::memory_order_acquire) != 0; }
@@ -98,6 +123,14 @@ class Lines {
   bool failed_for_all() const;
   // This rank has seen the failure and takes no further step of the kind.
   void give_up(GaveUp kind) noexcept;
+
+  // Lets peers know where in the program a call is made. One thread at a time: those who come from Python hold the GIL.
+  void place(const Location* location) noexcept;
+  // Empty where it is not known, or not known any more.
+  std::string location_text(int rank, std::uint32_t id) const;
+  // To be told to the user, once.
+  void note(ShapeNote note);
+  std::optional<ShapeNote> take_note();
 
   // This rank takes part in no further call. Wakes everybody who might wait for it.
   void leave(Leaving leaving) noexcept;
@@ -114,6 +147,8 @@ class Lines {
   }
   void ring_if_complete(Counter counter, std::uint64_t before, std::uint64_t now) noexcept;
   void ring_all() noexcept;
+  bool claim_failure() noexcept;
+  void publish_failure(const Failure& failure) noexcept;
   template <class Fn>
   bool all_peers(const Condition& condition, int waiter, Fn&& load) const noexcept;
 
@@ -127,6 +162,8 @@ class Lines {
   bool armed_ = false;
   std::uint64_t published_[3] = {0, 0, 0};
   std::vector<std::uint64_t> seen_[3];  // what this rank last read of its peers' counters
+  ShapeNote note_;
+  std::atomic<bool> noted_{false};
 };
 
 }  // namespace phalanx

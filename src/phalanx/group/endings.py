@@ -22,11 +22,13 @@ from typing import Any
 
 from phalanx.transports import keeper
 from phalanx.transports.base import Transport
+from phalanx.transports.hooks import observer
+from phalanx.transports.places import is_framework, short_path
 
-__all__ = ["enter", "is_framework", "last_words", "leave"]
+__all__ = ["enter", "last_words", "leave"]
 
 _MOST_CHARACTERS = 900
-_FRAMEWORKS = (f"{os.sep}torch{os.sep}", f"{os.sep}phalanx{os.sep}", f"{os.sep}multiprocessing{os.sep}")
+_MOST_FRAMES = 10
 
 # The groups this process is in.
 _transports: weakref.WeakSet[Transport] = weakref.WeakSet()
@@ -47,34 +49,23 @@ def leave(transport: Transport) -> None:
         _tell(exception, [transport])
     transport.close()
     _transports.discard(transport)
+    observer().left(transport)
     if not _transports:
         keeper.stop()
 
 
 def last_words(exception: BaseException) -> str:
-    """Class, message and place of the exception that began it all."""
+    """Class, message and place of the exception that began it all; below, its traceback, innermost last."""
     # A process that exits because of an exception, as those of torch.multiprocessing do, has both.
     while isinstance(exception, SystemExit) and exception.__context__ is not None:
         exception = exception.__context__
     text = "".join(traceback.format_exception_only(exception)).strip()
     frames = traceback.extract_tb(exception.__traceback__)
     own = [frame for frame in frames if not is_framework(frame.filename)] or frames
-    where = f" ({_short(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name})" if own else ""
-    return (text[:_MOST_CHARACTERS] + where).encode("utf-8", "backslashreplace").decode()
-
-
-def is_framework(filename: str) -> bool:
-    """Whether a file is none of the program's own."""
-    return any(part in filename for part in _FRAMEWORKS)
-
-
-def _short(path: str) -> str:
-    """The path as seen from the working folder, if it lies there."""
-    try:
-        relative = os.path.relpath(path)
-    except (OSError, ValueError):
-        return path
-    return path if relative.startswith(os.pardir) else relative
+    where = f" ({short_path(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name})" if own else ""
+    told = [f"{short_path(frame.filename)}:{frame.lineno}, in {frame.name}: {frame.line}" for frame in own]
+    words = "\n".join(["; ".join(map(str.strip, text[:_MOST_CHARACTERS].splitlines())) + where, *told[-_MOST_FRAMES:]])
+    return words.encode("utf-8", "backslashreplace").decode()
 
 
 def _tell(exception: BaseException, transports: Iterable[Transport]) -> None:
@@ -82,6 +73,7 @@ def _tell(exception: BaseException, transports: Iterable[Transport]) -> None:
     with contextlib.suppress(Exception):
         if isinstance(exception, SystemExit) and (exception.__context__ is None or not exception.code):
             return
+        observer().raised(exception)
         words = last_words(exception)
         for transport in transports:
             transport.say_last_words(words)
@@ -96,6 +88,7 @@ def _exit() -> None:
     for transport in transports:
         transport.close(exiting=True)
     keeper.stop(exiting=True)
+    observer().exiting()
 
 
 def _install() -> None:

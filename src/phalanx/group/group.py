@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from phalanx import _native
 from phalanx.collectives import all_reduce
 from phalanx.errors import Mismatch
 from phalanx.group import endings
 from phalanx.group.sparse import all_reduce_sparse
 from phalanx.transports import threads
 from phalanx.transports.base import Pending, Transport
+from phalanx.transports.hooks import observer
 from phalanx.transports.rendezvous import Identity, join
 from phalanx.transports.shm import ShmTransport
 from phalanx.types import Call, GroupInfo, Store
@@ -23,12 +25,13 @@ on_join: Callable[[ShmTransport], ShmTransport] | None = None
 class Group:
     """One rank's view of a group. Calls may come from any thread; they are carried out one after another."""
 
-    __slots__ = ("_transport", "identities", "info", "timeout")
+    __slots__ = ("_looks_closely", "_transport", "identities", "info", "timeout")
 
     def __init__(
         self, transport: Transport, info: GroupInfo, timeout: float, identities: Sequence[Identity] = ()
     ) -> None:
         self._transport = transport
+        self._looks_closely = transport.check == _native.CHECK_FULL
         self.info = info
         self.timeout = timeout
         # Who the ranks are, where they are processes.
@@ -41,7 +44,8 @@ class Group:
         if world is not None:
             return Group(world.join(store, info, timeout), info, timeout)
         transport = join(store, info, timeout, known)
-        return _ProcessesGroup(transport if on_join is None else on_join(transport), info, timeout)
+        kind = _InspectedGroup if transport.check == _native.CHECK_FULL else _ProcessesGroup
+        return kind(transport if on_join is None else on_join(transport), info, timeout)
 
     @property
     def seq(self) -> int:
@@ -49,10 +53,14 @@ class Group:
 
     def run(self, call: Call, timeout: float | None = None) -> None:
         """Carries out one call and returns when this rank's side is done."""
+        if self._looks_closely:
+            self._look_at(call)
         self._transport.run(call, self.timeout if timeout is None else timeout)
 
     def start(self, call: Call, timeout: float | None = None) -> Pending | None:
         """Begins one call. None: it has finished already."""
+        if self._looks_closely:
+            self._look_at(call)
         return self._transport.start(call, self.timeout if timeout is None else timeout)
 
     def all_reduce_plain(
@@ -84,7 +92,16 @@ class Group:
         """
         if timeout is None:
             timeout = self.timeout
+        if self._looks_closely and sends:
+            observer().started(self.info, "send", 0, [tensor])
         return self._transport.start_message(sends, tensor, peer, tag, timeout, dtype_code)
+
+    def _look_at(self, call: Call) -> None:
+        if call.inputs is not None:
+            observer().started(self.info, call.op, self.seq + 1, call.inputs.tensors)
+
+    def renamed(self) -> None:
+        """The group's info has the name that people know."""
 
     def abort(self, reason: str = "") -> None:
         self._transport.abort(reason)
@@ -102,6 +119,10 @@ class _ProcessesGroup(Group):
         super().__init__(transport, info, timeout, transport.identities)
         self._quick = transport
         endings.enter(transport)
+        observer().joined(transport, info, transport.folder)
+
+    def renamed(self) -> None:
+        observer().renamed(self._quick, self.info)
 
     def all_reduce_plain(
         self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
@@ -117,3 +138,12 @@ class _ProcessesGroup(Group):
 
     def close(self) -> None:
         endings.leave(self._transport)
+
+
+class _InspectedGroup(_ProcessesGroup):
+    """One whose calls are looked at closely: there is no quick way around that."""
+
+    __slots__ = ()
+
+    all_reduce_plain = Group.all_reduce_plain
+    start_all_reduce_plain = Group.start_all_reduce_plain

@@ -152,6 +152,7 @@ class ProcessGroup(TorchProcessGroup):
         # Errors name groups as people do; torch's names are numbers.
         if desc and desc != "undefined":
             self._info.name = desc
+            self._group.renamed()
 
     def getGroupName(self) -> str:
         return self._name

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Protocol
 
 from phalanx.errors import Deadlock
-from phalanx.group.endings import is_framework
+from phalanx.transports.places import is_framework
 from phalanx.types import describe_ranks
 
 __all__ = ["Wait", "describe_deadlock"]

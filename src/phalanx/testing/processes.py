@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -18,7 +19,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +73,7 @@ class _Worker:
 
 
 _idle: list[_Worker] = []
+_left_to_do = contextlib.ExitStack()
 _all: weakref.WeakSet[_Worker] = weakref.WeakSet()
 _lock = threading.Lock()
 
@@ -112,7 +113,7 @@ class _Version(NamedTuple):
 
 def _module(function: Any) -> _Version | None:
     """The one that defines the function; of the pytest plugin's, the test function."""
-    while isinstance(function, partial):
+    while isinstance(function, functools.partial):
         function = function.args[0] if function.args and callable(function.args[0]) else function.func
     name = getattr(function, "__module__", None) or ""
     file = getattr(sys.modules.get(name), "__file__", None)
@@ -126,7 +127,8 @@ def _task(options: Options, function: bytes, module: _Version | None, rank: int,
         function=function,
         module=None if module is None else module[:2],
         path=sys.path,
-        environ=dict(os.environ),
+        # Black boxes of ranks that a test kills are nobody's evidence.
+        environ={"PHALANX_FOLDER": str(_boxes_of_workers()), **os.environ},
         working_folder=os.getcwd(),
         rank=rank,
         ranks=options.ranks,
@@ -299,10 +301,16 @@ def _give_back(workers: list[_Worker], answers: dict[int, Answer]) -> None:
             worker.end()
 
 
+@functools.cache
+def _boxes_of_workers() -> Path:
+    return _left_to_do.enter_context(folder_of_run())
+
+
 @atexit.register
 def _end_all() -> None:
     while _idle:
         _idle.pop().end()
+    _left_to_do.close()
 
 
 def _disown() -> None:

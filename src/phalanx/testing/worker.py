@@ -194,9 +194,7 @@ def _answer(task: Task) -> Answer:
         _take_surroundings(task)
         before = _state()
         answer = _call(task)
-        with contextlib.suppress(Exception):
-            if dist.is_initialized():
-                dist.destroy_process_group()
+        _leave_groups()
         answer.clean = not dist.is_initialized() and _state() == before
     if answer.error is not None:
         answer.error.add_note(answer.trace)
@@ -225,8 +223,16 @@ def _call(task: Task) -> Answer:
             answer.error = RuntimeError(f"rank {task.rank} called sys.exit({end.code!r})")
     except BaseException as error:
         answer.error, answer.trace = error, traceback.format_exc()
+        # While the exception is on its way: peers are told of it.
+        _leave_groups()
     answer.at = time.time()
     return answer
+
+
+def _leave_groups() -> None:
+    with contextlib.suppress(Exception):
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _function(task: Task) -> tuple[Callable[..., Any], dict[int, list[Fault]]]:

@@ -21,6 +21,10 @@ import torch.distributed.nn.functional
 
 from phalanx import _native
 from phalanx.collectives import message
+from phalanx.debug.absence import describe_last_calls
+from phalanx.debug.answers import describe_frame
+from phalanx.debug.own_box import num_calls
+from phalanx.debug.records import read_box
 from phalanx.group.endings import last_words
 from phalanx.group.torch_compat import OwnWorlds
 from phalanx.testing.belongings import Cpus, Generators, YoungObjects, seed_generators
@@ -32,8 +36,9 @@ from phalanx.testing.scheduler import Turns
 from phalanx.testing.schedules import Policy
 from phalanx.testing.store import KeyWait, SharedStore
 from phalanx.transports import threads
-from phalanx.transports.meeting import Meeting, Ticket
+from phalanx.transports.meeting import Meeting
 from phalanx.transports.threads import ThreadsTransport
+from phalanx.transports.tickets import Ticket
 from phalanx.types import GroupInfo, Store
 
 __all__ = ["Stuck", "ThreadsWorld", "Unwound", "World", "rank_here"]
@@ -87,10 +92,19 @@ class World:
 class _Own:
     """What a rank has of its own while it runs, and what is put aside while it does not."""
 
-    def __init__(self, generators: Generators) -> None:
+    def __init__(self, rank: int, size: int, generators: Generators) -> None:
+        self.rank = rank
+        self.size = size
         self.transports: list[ThreadsTransport] = []
         self.thread = 0
         self.generators = generators
+        self._box: _native.BlackBox | None = None
+
+    def box(self) -> _native.BlackBox | None:
+        """The black box; None where none is wanted."""
+        if self._box is None and num_calls() > 0:
+            self._box = _native.BlackBox("", num_calls(), self.rank, self.size, "")
+        return self._box
 
 
 class ThreadsWorld:
@@ -131,7 +145,7 @@ class ThreadsWorld:
         self._young = YoungObjects(self.size)
         self._before = Generators()
         self._in_place = seed_generators()
-        self._own = [_Own(self._in_place) for _ in range(self.size)]
+        self._own = [_Own(rank, self.size, self._in_place) for rank in range(self.size)]
         self._torch_worlds.install()
         return self
 
@@ -165,7 +179,7 @@ class ThreadsWorld:
                 meeting = self._meetings[token] = Meeting(info, self.turns, message.meaning)
         for rank in list(self._ended):
             self._miss(meeting, rank)
-        transport = ThreadsTransport(meeting, info, self.turns.rank)
+        transport = ThreadsTransport(meeting, info, self.turns.rank, self._own[self.turns.rank].box())
         try:
             transport.join(timeout)
         except BaseException:
@@ -174,6 +188,25 @@ class ThreadsWorld:
             raise
         self._own[self.turns.rank].transports.append(transport)
         return transport
+
+    def whereabouts(self, rank: int) -> tuple[str, list[str]]:
+        if rank in self.killed:
+            return "is dead", []
+        if rank in self._ended:
+            return "has ended", []
+        here = describe_frame(sys._current_frames().get(self._own[rank].thread))
+        ticket = self.turns.waiting_for(rank)
+        if isinstance(ticket, (Ticket, KeyWait)):
+            where = f", at {here.where}" if here.where else ""
+            return f"waits in {ticket.describe()}{where}", here.stack
+        return f"is in its own code, at {here.where}" if here.where else "has not begun", here.stack
+
+    def own_box(self) -> _native.BlackBox | None:
+        return self._own[self.turns.rank].box()
+
+    def last_calls(self, rank: int) -> list[str]:
+        box = self._own[rank].box()
+        return [] if box is None else describe_last_calls(read_box(box.contents()).records)
 
     # How ranks end.
 

@@ -88,6 +88,10 @@ class Transport(Protocol):
         """Leaves the group: peers that wait for a further call of this rank are told. Idempotent."""
 
     @property
+    def check(self) -> int:
+        """How much is compared between ranks."""
+
+    @property
     def seq(self) -> int:
         """The seq of the last call of this rank; 0 before the first."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Sequence
@@ -11,10 +12,13 @@ import torch
 
 from phalanx import _native
 from phalanx.errors import Aborted, CallTimeout, GroupError, InvalidCall, Mismatch, PeerLost, PhalanxError
-from phalanx.transports.signatures import Signature, compare, dtype_name
+from phalanx.transports.hooks import observer
+from phalanx.transports.reports import describe_misfit, describe_mismatch
+from phalanx.transports.signatures import Facts
 from phalanx.transports.spans import extent
 from phalanx.types import GroupInfo
 
+_logger = logging.getLogger("phalanx")
 _MESSAGES = ("send", "recv")
 _SAME_CALL = "make the ranks issue the same calls in the same order"
 _MISMATCH_HINTS = {
@@ -24,6 +28,7 @@ _MISMATCH_HINTS = {
     "REDUCE_OP": "pass the same reduce op on all ranks",
     "SPLITS": "make what each rank sends to another equal to what that one expects of it",
     "SHAPE": "pass tensors of the same sizes, in the same order, on all ranks",
+    "RESULT": "look for code that writes to a tensor while a call that uses it is under way",
 }
 
 
@@ -83,8 +88,10 @@ class BrokenGroup(Protocol):
     @property
     def seq(self) -> int: ...
     def failure(self) -> dict[str, Any]: ...
+    @property
+    def check(self) -> int: ...
     def last_words(self, rank: int, /) -> str: ...
-    def describe(self, rank: int, seq: int, /) -> tuple[int, int, int, int, int, int, int]: ...
+    def testimonies(self) -> Sequence[tuple[Facts | None, Facts | None]]: ...
 
 
 def explain(
@@ -99,6 +106,14 @@ def explain(
         kind, code, message, hint = _REFUSALS[status]
         return kind(message, code=code, group=info.name, rank=info.rank, op=op, hint=hint)
     assert group is not None
+    error = _explain_broken(group, info, op, status, timeout, seq)
+    observer().failed(error)
+    return error
+
+
+def _explain_broken(
+    group: BrokenGroup, info: GroupInfo, op: str, status: int, timeout: float, seq: int
+) -> PhalanxError:
     failure: dict[str, Any] = group.failure()
     cause = failure["kind"]
     was_broken = status == _native.WAS_BROKEN
@@ -112,7 +127,7 @@ def explain(
         return _misfit(info, here, failure, broken)
     if cause == _native.FAILURE_TIMEOUT:
         own = failure["rank"] == info.rank and not was_broken and failure["op"] == _native.OP_NUMBERS.get(op)
-        return _timeout(info, here, failure, timeout if own else None, broken)
+        return _timeout(group, info, here, failure, timeout if own else None, broken)
     if cause in (_native.FAILURE_LEFT, _native.FAILURE_LOST):
         return _peer_lost(group, info, here, failure, broken)
     finder = failure["rank"]
@@ -122,6 +137,14 @@ def explain(
         **here,
         hint="make a new group; the first error on the rank that aborted tells why",
     )
+
+
+def tell_at_last(group: BrokenGroup, info: GroupInfo) -> None:
+    """A rank leaves a group that its peers found to be broken, and has made no call since that could tell it so."""
+    failure = group.failure()
+    if failure["kind"] in (_native.FAILURE_MISMATCH, _native.FAILURE_MESSAGE):
+        error = explain(group, info, _native.OPS[failure["op"]], _native.WAS_BROKEN)
+        _logger.warning("this rank leaves a group about which it was not told before: %s", error)
 
 
 def check_writable(info: GroupInfo, tensor: torch.Tensor) -> None:
@@ -151,15 +174,15 @@ def lost_while_joining(info: GroupInfo, peer: int, status: int, *, dead: bool = 
     lost = info.describe(peer)
     message = f"{lost} ended while the group was being made"
     hint = f"look for an error on {lost}; if there is none, let it make the same groups as the others before it ends"
-    if words:
-        message += f"\n  the first exception of {lost}: {words}"
+    exception, frames, told = _last_words(lost, words)
+    if exception:
+        message += told
         hint = _mend(lost)
     elif dead:
         message = f"{lost} died while the group was being made: {_ending(status)}"
         hint = _look_at_output(lost)
     error = PeerLost(message, group=info.name, rank=info.rank, op="new_group", hint=hint)
-    error.peer = peer
-    error.exception = words or None
+    error.peer, error.exception, error.frames = peer, exception, frames
     return error
 
 
@@ -186,10 +209,12 @@ def _look_at_output(lost: str) -> str:
     return f"look at the output of {lost}, and in the system's log for a process that was killed"
 
 
-def _timeout(info: GroupInfo, here: _Where, failure: dict[str, Any], timeout: float | None, broken: str) -> CallTimeout:
+def _timeout(
+    group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[str, Any], timeout: float | None, broken: str
+) -> CallTimeout:
     """`timeout` is None where it was not this call that gave up."""
-    missing = info.describe(*failure["missing"], others=failure["num_missing"] - len(failure["missing"]))
-    they = "it was" if failure["num_missing"] == 1 else "they were"
+    missing = info.describe(*failure["missing"])
+    they = "it was" if len(failure["missing"]) == 1 else "they were"
     if timeout is not None:
         message = f"gave up after a timeout of {timeout:g} s: "
     else:
@@ -205,13 +230,14 @@ def _timeout(info: GroupInfo, here: _Where, failure: dict[str, Any], timeout: fl
             hint = f"give both sides the same tag; if {they} only slow, raise the group's timeout"
     else:
         message += f"{missing} did not come"
-    return CallTimeout(message, **here, hint=hint)
+    lines = observer().absent(group, info, failure["seq"], failure["missing"])
+    return CallTimeout("\n".join([message, *lines]), **here, hint=hint)
 
 
 def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[str, Any], broken: str) -> PeerLost:
     peer, status = failure["peer"], failure["status"]
     lost, finder = info.describe(peer), info.describe(failure["rank"])
-    words = group.last_words(peer)
+    exception, frames, told = _last_words(lost, group.last_words(peer))
     if failure["kind"] == _native.FAILURE_LOST:
         what = f"died ({_ending(status)})"
     elif failure["leaving"] == _native.LEAVING_EXITING:
@@ -219,8 +245,8 @@ def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[
     else:
         what = "left the group (it was destroyed there)"
     message = f"{broken}{lost} {what} while {finder} waited for it in {_what(failure)}"
-    if words:
-        message += f"\n  the first exception of {lost}: {words}"
+    if exception:
+        message += told
         hint = _mend(lost)
     elif failure["kind"] == _native.FAILURE_LOST:
         hint = _look_at_output(lost)
@@ -229,10 +255,17 @@ def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[
             f"look for an error on {lost}; if there is none, let it make as many calls as the others before it "
             "ends or destroys the group"
         )
-    error = PeerLost(message, **here, hint=hint)
-    error.peer = peer
-    error.exception = words or None
+    last_calls = observer().lost(group, info, peer)
+    error = PeerLost("\n".join([message, *last_calls]), **here, hint=hint)
+    error.peer, error.exception, error.frames = peer, exception, frames
     return error
+
+
+def _last_words(lost: str, words: str) -> tuple[str | None, tuple[str, ...], str]:
+    """A rank's first exception, its traceback, and both as lines of a message."""
+    exception, *frames = words.split("\n")
+    told = f"\n  the first exception of {lost}: {exception}" + "".join(f"\n    {frame}" for frame in frames)
+    return exception or None, tuple(frames), told
 
 
 def _ending(status: int) -> str:
@@ -250,44 +283,31 @@ def _ending(status: int) -> str:
 
 def _what(failure: dict[str, Any]) -> str:
     """What the finder of the failure was doing."""
-    return f"{_native.OPS[failure['op']]}, seq {failure['seq']}"
+    where = failure["where"][0]
+    return f"{_native.OPS[failure['op']]}, seq {failure['seq']}" + (f", at {where}" if where else "")
 
 
 def _misfit(info: GroupInfo, here: _Where, failure: dict[str, Any], broken: str) -> Mismatch:
-    sent_dtype, sent, expected_dtype, expected, tag = failure["misfit"]
-    receiver, sender = info.describe(failure["rank"]), info.describe(failure["peer"])
-    field = "COUNT" if sent_dtype == expected_dtype and sent != expected else "DTYPE"
-    about = "the number of elements" if field == "COUNT" else "the dtype"
+    report = describe_misfit(info, failure)
     return Mismatch(
-        f"{broken}{sender} and {receiver} disagree about {about} of a message\n"
-        f"  {sender}: send({_elements(sent)} of {dtype_name(sent_dtype)}, to {receiver}, tag {tag})\n"
-        f"  {receiver}: recv({_elements(expected)} of {dtype_name(expected_dtype)}, from {sender}, tag {tag})",
-        code=f"MISMATCH:{field}",
+        "\n".join([broken + report.about, *report.lines]),
+        code=f"MISMATCH:{report.field}",
         **here,
         hint="receive into a tensor of the dtype and number of elements that are sent, or look for a message that is "
         "sent or received once too often; this group can't be used any more",
     )
 
 
-def _elements(num: int) -> str:
-    return "1 element" if num == 1 else f"{num} elements"
-
-
 def _mismatch(group: BrokenGroup, info: GroupInfo, op: str, failure: dict[str, Any], broken: str) -> Mismatch:
-    seq = failure["seq"]
-    # In rank order, so that all ranks say the same, whoever found it.
-    first, second = sorted((failure["rank"], failure["peer"]))
-    one, other = (Signature.from_native(group.describe(rank, seq)) for rank in (first, second))
-    own = Signature.from_native(group.describe(info.rank, seq))
-    field, detail = compare(one, other, seq, failure["text"])
+    testimonies = group.testimonies()
+    report = describe_mismatch(info, failure, testimonies, group.check == _native.CHECK_FULL)
+    own = testimonies[info.rank][0]
     return Mismatch(
-        f"{broken}{info.describe(first, second).replace(', ', ' and ')} disagree{detail}\n"
-        f"  {info.describe(first)}: {one.describe(seq)}\n"
-        f"  {info.describe(second)}: {other.describe(seq)}",
-        code=f"MISMATCH:{field}",
+        "\n".join([f"{broken}ranks disagree {report.about}", *report.lines]),
+        code=f"MISMATCH:{report.field}",
         group=info.name,
         rank=info.rank,
-        op=own.op if own.seq == seq else op,
-        seq=seq,
-        hint=f"{_MISMATCH_HINTS.get(field, _SAME_CALL)}; this group can't be used any more",
+        op=op if own is None else _native.OPS[own[1]],
+        seq=failure["seq"],
+        hint=f"{_MISMATCH_HINTS.get(report.field, _SAME_CALL)}; this group can't be used any more",
     )

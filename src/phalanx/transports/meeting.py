@@ -3,19 +3,25 @@ have come; messages and receives find each other; what can't end any more fails.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from phalanx import _native
 from phalanx.transports.base import Scheduler
-from phalanx.transports.signatures import layout_of
-from phalanx.types import DTYPE_CODES, Call, GroupInfo, carry_out
+from phalanx.transports.levels import asked_level
+from phalanx.transports.reports import describe_shapes
+from phalanx.transports.signatures import Facts
+from phalanx.transports.tickets import Ticket, misfit_of_splits, result_of
+from phalanx.types import DTYPE_CODES, GroupInfo, carry_out
 
-__all__ = ["CLOSED", "EXITING", "NOT_LEFT", "Meeting", "Ticket"]
+__all__ = ["CLOSED", "EXITING", "NOT_LEFT", "Meeting"]
+
+_logger = logging.getLogger("phalanx")
 
 # Copies what was sent to where it is received.
 Deliver = Callable[[torch.Tensor, torch.Tensor], None]
@@ -27,65 +33,8 @@ _ANY_SOURCE = _native.ANY_SOURCE
 # As between processes: what fits into an envelope is sent when it is handed over, as long as there are envelopes.
 _INLINE_BYTES = 1984
 _ENVELOPES = 16
-
-
-class Ticket:
-    """One rank's side of a call or message, from the moment it is handed over until it has ended."""
-
-    __slots__ = (
-        "call",
-        "callbacks",
-        "count",
-        "dtype",
-        "meeting",
-        "op",
-        "owner",
-        "peer",
-        "rank",
-        "result",
-        "seq",
-        "source",
-        "tag",
-        "tensor",
-    )
-
-    def __init__(self, meeting: Meeting, owner: int, rank: int, op: str) -> None:
-        self.meeting = meeting
-        self.owner = owner  # among all ranks
-        self.rank = rank  # within the group
-        self.op = op
-        self.seq = 0
-        self.result = _PENDING
-        self.source = -1
-        self.callbacks: list[Callable[[], None]] | None = None
-        # Of a collective.
-        self.call: Call | None = None
-        # Of a message.
-        self.peer = -1
-        self.tag = 0
-        self.tensor: torch.Tensor | None = None
-        self.dtype: torch.dtype | None = None
-        self.count = 0
-
-    @property
-    def ended(self) -> bool:
-        return self.result != _PENDING
-
-    @property
-    def kind(self) -> str:
-        """Of a deadlock, if this is part of one."""
-        return "JOIN" if self.op == "new_group" else "P2P" if self.op in ("send", "recv") else "ORDER"
-
-    def describe(self) -> str:
-        number = f", seq {self.seq}" if self.seq else ""
-        tag = f", tag {self.tag}" if self.kind == "P2P" else ""
-        return f"{self.op}{number}{tag}, group {self.meeting.name!r}"
-
-    def waited_for(self) -> list[int]:
-        """The ranks, among all, without which it can't end."""
-        meeting = self.meeting
-        known = meeting.owners | dict(enumerate(meeting.info.global_ranks))
-        return [known.get(rank, rank) for rank in meeting.waited_for(self)]
+# Likewise: seconds that a report of a mismatch waits for ranks that have not made the call yet.
+_GRACE = 0.05
 
 
 class Absent(NamedTuple):
@@ -123,7 +72,14 @@ class Meeting:
         self.words = [""] * size
         self.gave_up = [False] * size
         self._anybody_gone = False
-        self._signatures: dict[int, dict[int, Call]] = {}
+        self.check = max(asked_level(), _native.CHECK_ON)
+        # Calls about which ranks disagree, until that is reported, and who was found to.
+        self._disagreeing: dict[int, tuple[int, int]] = {}
+        self._shapes_noted = False
+        # By rank: the last call that it completed, and the hash of what that gave, where it is compared.
+        self._completed: list[Facts | None] = [None] * size
+        self._results = [0] * size
+        self.testimonies: list[tuple[Facts | None, Facts | None]] = []
 
     @property
     def name(self) -> str:
@@ -166,31 +122,58 @@ class Meeting:
     def come(self, ticket: Ticket) -> None:
         tickets = self.calls.setdefault(ticket.seq, {})
         tickets[ticket.rank] = ticket
-        # Any one that came before: those agree.
+        ticket.take_facts()
+        # Any one that came before.
         first = next(iter(tickets.values()))
-        assert first.call is not None
-        assert ticket.call is not None
-        if _signature(first.call) != _signature(ticket.call):
-            self._disagree(ticket.seq, first.rank, ticket.rank)
-        elif len(tickets) == self.size:
-            self._carry_out(ticket.seq)
-        else:
+        if not ticket.agrees_with(first, self.check) and ticket.seq not in self._disagreeing:
+            # The report waits for the others: who is wrong shows when all have come.
+            self._disagreeing[ticket.seq] = first.rank, ticket.rank
+            self.scheduler.at(_GRACE, lambda: self._disagree(ticket.seq), lambda: ticket.ended)
+        elif not ticket.has_shape_of(first) and ticket.seq not in self._disagreeing:
+            self._note_shapes(first, ticket)
+        if len(tickets) < self.size:
             self.check_gone()
+            return
+        self._compare_results(tickets)
+        if ticket.seq in self._disagreeing:
+            self._disagree(ticket.seq)
+        else:
+            self._carry_out(ticket.seq)
 
-    def _disagree(self, seq: int, *ranks: int, text: str = "") -> None:
-        """Two ranks' calls do not fit together. The message names them in rank order, whoever came first."""
-        first, second = sorted(ranks)
-        calls = {rank: ticket.call for rank, ticket in self.calls[seq].items() if ticket.call is not None}
-        self._signatures[seq] = calls
-        self.fail(_native.FAILURE_MISMATCH, rank=first, peer=second, seq=seq, op=calls[first].op, text=text)
+    def _compare_results(self, tickets: dict[int, Ticket]) -> None:
+        """Of the call before, which is over on all ranks once all have come to this one."""
+        for rank, ticket in tickets.items():
+            ticket.set_result(self._results[rank])
+            if self._results[rank] != self._results[0]:
+                self._disagreeing.setdefault(ticket.seq, (0, rank))
+
+    def _note_shapes(self, *tickets: Ticket) -> None:
+        if not self._shapes_noted:
+            self._shapes_noted = True
+            one, other = sorted(tickets, key=lambda ticket: ticket.rank)
+            sides = [(ticket.rank, ticket.facts[8], ticket.where) for ticket in (one, other)]
+            _logger.warning(describe_shapes(self.info, one.op, one.seq, sides))
+
+    def _disagree(self, seq: int, misfit: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)) -> None:
+        """Calls do not fit together."""
+        with self.lock:
+            if seq not in self._disagreeing or seq not in self.calls:
+                return
+            first, second = self._disagreeing.pop(seq)
+            tickets = self.calls[seq]
+            self.testimonies = [
+                (tickets[rank].facts if rank in tickets else None, self._completed[rank]) for rank in range(self.size)
+            ]
+            self.fail(_native.FAILURE_MISMATCH, rank=first, peer=second, seq=seq, op=tickets[first].op, misfit=misfit)
 
     def _carry_out(self, seq: int) -> None:
         tickets = self.calls[seq]
         calls = [ticket.call for _, ticket in sorted(tickets.items()) if ticket.call is not None]
-        misfit = _misfit_of_splits(calls)
+        misfit = misfit_of_splits(calls)
         if misfit is not None:
-            sender, receiver, text = misfit
-            self._disagree(seq, sender, receiver, text=text)
+            sender, receiver, sent, expected = misfit
+            self._disagreeing[seq] = sender, receiver
+            self._disagree(seq, (0, sent, 0, expected, sender))
             return
         try:
             carry_out(calls)
@@ -200,22 +183,11 @@ class Meeting:
             )
             return
         del self.calls[seq]
-        for ticket in tickets.values():
+        for rank, ticket in tickets.items():
+            self._completed[rank] = ticket.facts
+            if self.check == _native.CHECK_FULL and ticket.call is not None:
+                self._results[rank] = result_of(ticket.call, rank)
             self._end(ticket, _FINISHED)
-
-    def describe(self, rank: int, seq: int) -> tuple[int, int, int, int, int, int, int]:
-        call = self._signatures.get(seq, {}).get(rank)
-        if call is None:
-            return (0, 0, 0, 0, 0, 0, 0)
-        return (
-            seq,
-            _native.OP_NUMBERS[call.op],
-            call.reduce_op,
-            call.root,
-            _code(call.dtype),
-            call.count,
-            layout_of(call),
-        )
 
     # Messages.
 
@@ -260,7 +232,13 @@ class Meeting:
             if not sent.ended:
                 self.sent.setdefault((sent.rank, sent.peer), deque()).append(sent)
             self.fail(
-                _native.FAILURE_MESSAGE, rank=received.rank, peer=sent.rank, seq=received.seq, op="recv", misfit=misfit
+                _native.FAILURE_MESSAGE,
+                rank=received.rank,
+                peer=sent.rank,
+                seq=received.seq,
+                op="recv",
+                misfit=misfit,
+                where=(sent.where, received.where),
             )
             return
         self._copy(sent.tensor, received.tensor)
@@ -292,12 +270,12 @@ class Meeting:
                 "peer": -1,
                 "seq": seq,
                 "missing": [],
-                "num_missing": 0,
                 "text": "",
                 "op": _native.OP_NUMBERS[op],
                 "leaving": NOT_LEFT,
                 "status": _native.UNKNOWN_STATUS,
                 "misfit": (0, 0, 0, 0, 0),
+                "where": ("", ""),
             } | more
 
     def expire(self, ticket: Ticket) -> None:
@@ -312,8 +290,13 @@ class Meeting:
             arrived = [t.tag for peer in missing for t in self.sent.get((peer, ticket.rank), ())]
             others = "" if ticket.op == "send" else ", ".join(map(str, sorted(set(arrived))))
             more = {"peer": ticket.peer, "misfit": (0, 0, 0, 0, ticket.tag), "text": others}
-        more |= {"missing": missing[:32], "num_missing": len(missing)}
+        more |= {"missing": missing, "where": (ticket.where, "")}
         self.fail(_native.FAILURE_TIMEOUT, rank=ticket.rank, op=ticket.op, seq=ticket.seq, late=ticket, **more)
+
+    def owners_waited_for(self, ticket: Ticket) -> list[int]:
+        """The same among all ranks."""
+        known = self.owners | dict(enumerate(self.info.global_ranks))
+        return [known.get(rank, rank) for rank in self.waited_for(ticket)]
 
     def waited_for(self, ticket: Ticket) -> list[int]:
         """The ranks without which the ticket can't end."""
@@ -341,6 +324,8 @@ class Meeting:
         """Ends what can't be carried out because a rank is gone, or has been told that the group is broken."""
         if not self._anybody_gone:
             return
+        for seq in list(self._disagreeing):
+            self._disagree(seq)
         for ticket in sorted(self._pending(), key=lambda ticket: (ticket.rank, ticket.seq)):
             gone = [rank for rank in self.waited_for(ticket) if self._is_gone(rank)]
             needed = gone if ticket.peer != _ANY_SOURCE or ticket.call is not None else gone[self.size - 2 :]
@@ -355,6 +340,7 @@ class Meeting:
                 seq=ticket.seq,
                 leaving=self.leaving[first],
                 status=self.status[first],
+                where=(ticket.where, ""),
             )
             self._remove(ticket)
             behind = [other for other in self._pending() if other.rank == ticket.rank and ticket.call and other.call]
@@ -391,6 +377,8 @@ class Meeting:
             return
         ticket.result = result
         ticket.call = None
+        if ticket.on_end is not None:
+            ticket.on_end(result == _FINISHED)
         self.scheduler.wake(ticket)
         callbacks, ticket.callbacks = ticket.callbacks, None
         for callback in callbacks or ():
@@ -399,37 +387,3 @@ class Meeting:
 
 def _code(dtype: torch.dtype | None) -> int:
     return 0 if dtype is None else DTYPE_CODES.get(dtype, 0)
-
-
-def _misfit_of_splits(calls: Sequence[Call]) -> tuple[int, int, str] | None:
-    """Two ranks one of which sends what the other does not expect, and what that is."""
-    if calls[0].op != "all_to_all":
-        return None
-    sent = [_block_sizes(call, inputs=True) for call in calls]
-    expected = [_block_sizes(call, inputs=False) for call in calls]
-    for sender, sizes in enumerate(sent):
-        for receiver, size in enumerate(sizes):
-            if size != expected[receiver][sender]:
-                text = (
-                    f"rank {sender} sends {size} bytes to rank {receiver}, which expects {expected[receiver][sender]}"
-                )
-                return sender, receiver, text
-    return None
-
-
-def _signature(call: Call) -> tuple[Any, ...]:
-    return call.op, call.reduce_op, call.root, call.dtype, call.count, call.layout
-
-
-def _block_sizes(call: Call, inputs: bool) -> list[int]:
-    """Bytes of each block."""
-    blocks = call.inputs if inputs else call.outputs
-    assert blocks is not None
-    width = blocks.tensors[0].element_size()
-    if blocks.sizes is not None:
-        return [size * width for size in blocks.sizes]
-    if blocks.listed:
-        each = len(blocks.tensors) // blocks.num
-        tensors = [blocks.tensors[i * each : (i + 1) * each] for i in range(blocks.num)]
-        return [sum(tensor.numel() for tensor in block) * width for block in tensors]
-    return [sum(tensor.numel() for tensor in blocks.tensors) // blocks.num * width] * blocks.num

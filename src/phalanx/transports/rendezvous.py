@@ -29,6 +29,8 @@ from typing import Any
 from phalanx import _native
 from phalanx.errors import CallTimeout, GroupError, PeerLost
 from phalanx.transports.failures import lost_while_joining
+from phalanx.transports.hooks import observer
+from phalanx.transports.levels import asked_level
 from phalanx.transports.shm import ShmTransport
 from phalanx.types import GroupInfo, Store
 
@@ -64,7 +66,7 @@ def join(store: Store, info: GroupInfo, timeout: float, known: Mapping[int, Iden
     meeting.tidy()
     group = _native.Group(segment, info.rank)
     group.watch(meeting.identities)
-    return ShmTransport(group, info, meeting.identities)
+    return ShmTransport(group, info, meeting.identities, meeting.folder, meeting.began_ns)
 
 
 class _Meeting:
@@ -75,6 +77,8 @@ class _Meeting:
         self._info = info
         self._limit = min(timeout, _timeout_of(store))
         self._deadline = time.monotonic() + self._limit
+        # No rank makes a call in the group before this.
+        self.began_ns = time.monotonic_ns()
         self._keys: set[str] = set()
         self._peers = {rank: _native.Peer.watch(*identity) for rank, identity in known.items() if rank != info.rank}
         self._arrivals = f"{info.name}/arrived"
@@ -82,6 +86,8 @@ class _Meeting:
             number = (store.add(self._arrivals, 1) - 1) // info.size
         self._prefix = f"{info.name}/{number}/"
         self.identities: list[Identity] = [_NOBODY] * info.size
+        # A folder of the job's own, which rank 0 offers.
+        self.folder = ""
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
@@ -116,10 +122,13 @@ class _Meeting:
             "quota": _native.cpu_quota(),
             "identity": _native.own_identity(),
             "processes": _process_namespace(),
+            "check": asked_level(),
+            "folder": observer().offer_folder() if self._info.rank == 0 else "",
         }
         self._say("hello", hello)
         hellos = self._hear_all("hello")
         self._check_sizes(hellos)
+        self.folder = hellos[0]["folder"]
         self._watch(hellos)
         nonce = os.urandom(16)
         with self._made_memfd(hellos, nonce) as (where, own):
@@ -320,7 +329,10 @@ def _timeout_of(store: Store) -> float:
 def _tuning(hellos: Sequence[dict[str, Any]]) -> _native.Tuning:
     cpus = len({cpu for hello in hellos for cpu in hello["cpus"]})
     quotas = [hello["quota"] for hello in hellos if hello["quota"]]
-    return _native.tuning_for(len(hellos), min([cpus, *quotas]))
+    tuning = _native.tuning_for(len(hellos), min([cpus, *quotas]))
+    # Ranks must compare alike: they do what the strictest of them asks for.
+    tuning.check = max(hello["check"] for hello in hellos)
+    return tuning
 
 
 def _remove_orphans() -> None:

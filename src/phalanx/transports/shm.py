@@ -15,7 +15,7 @@ from phalanx import _native
 from phalanx.errors import PhalanxError
 from phalanx.transports import failures
 from phalanx.transports.pending import Copying, ShmPending
-from phalanx.transports.signatures import layout_of
+from phalanx.transports.signatures import layout_of, sizes_of
 from phalanx.transports.spans import (
     IN_PLACE_OPS,
     Copies,
@@ -42,15 +42,31 @@ _FINISHED = _native.FINISHED
 class ShmTransport:
     """One rank's end of a segment. The native group is thread-safe and keeps calls in order."""
 
-    __slots__ = ("__weakref__", "_copying", "_group", "_info", "_left_at", "identities")
+    __slots__ = ("__weakref__", "_copying", "_group", "_info", "_left_at", "began_ns", "check", "folder", "identities")
 
-    def __init__(self, group: _native.Group, info: GroupInfo, identities: Sequence[tuple[int, int]] = ()) -> None:
-        # Of the processes of the ranks, as `rendezvous` gives them.
+    def __init__(
+        self,
+        group: _native.Group,
+        info: GroupInfo,
+        identities: Sequence[tuple[int, int]] = (),
+        folder: str = "",
+        began_ns: int = 0,
+    ) -> None:
+        # Of the processes of the ranks, as `rendezvous` gives them; what the first rank offers to the job; and when
+        # this rank began to make the group, on the monotonic clock.
         self.identities = identities
+        self.folder = folder
+        self.began_ns = began_ns
         self._group: _native.Group | None = group
+        self.check = group.check
         self._info = info
         self._left_at = 0
         self._copying = Copying()
+
+    @property
+    def native(self) -> _native.Group | None:
+        """None once the group was left."""
+        return self._group
 
     @property
     def seq(self) -> int:
@@ -71,6 +87,8 @@ class ShmTransport:
         group, self._group = self._group, None
         if group is not None:
             self._left_at = group.seq
+            if not group.forked and group.broken and not group.was_told:
+                failures.tell_at_last(group, self._info)
             group.leave(exiting)
 
     def all_reduce_plain(self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float) -> None:
@@ -82,7 +100,19 @@ class ShmTransport:
             self._copying.make_way([tensor])
         address, size = tensor.data_ptr(), tensor.nbytes
         failed = group.run_single(
-            _ALL_REDUCE, reduce_op, NO_ROOT, dtype_code, tensor.numel(), 0, 1.0, timeout, address, size, True, True
+            _ALL_REDUCE,
+            reduce_op,
+            NO_ROOT,
+            dtype_code,
+            tensor.numel(),
+            0,
+            1.0,
+            timeout,
+            address,
+            size,
+            True,
+            True,
+            tensor.shape,
         )
         if failed:
             raise failures.explain(group, self._info, "all_reduce", failed[0], timeout, failed[1])
@@ -111,6 +141,7 @@ class ShmTransport:
             size,
             True,
             True,
+            tensor.shape,
         )
         if started == _FINISHED:
             return None
@@ -176,7 +207,17 @@ class ShmTransport:
             dtype_code = _dtype_code(tensor.dtype, 0)
             layout = 0 if dtype_code else zlib.crc32(str(tensor.dtype).encode())
         started = group.message(
-            memory, sends, peer, tag, dtype_code, layout, memory.numel(), timeout, memory.data_ptr(), memory.nbytes
+            memory,
+            sends,
+            peer,
+            tag,
+            dtype_code,
+            layout,
+            memory.numel(),
+            timeout,
+            memory.data_ptr(),
+            memory.nbytes,
+            tensor.shape,
         )
         copies = [] if sends or memory is tensor else [(tensor, memory)]
         if started == _FINISHED:
@@ -212,6 +253,7 @@ class ShmTransport:
             timeout,
             *spans_in,
             *spans_out,
+            sizes_of(call),
         )
         return arguments, (inputs, outputs), output_copies
 
@@ -252,4 +294,5 @@ def _single(call: Call, timeout: float) -> tuple[Any, ...] | None:
         tensor.nbytes,
         inputs is not None,
         outputs is not None,
+        tensor.shape,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,12 +21,17 @@ from phalanx.errors import CallTimeout, PhalanxError
 from phalanx.transports import failures
 from phalanx.transports.base import Pending
 from phalanx.transports.futures import SharedTurnFuture
-from phalanx.transports.meeting import CLOSED, EXITING, NOT_LEFT, Meeting, Ticket
+from phalanx.transports.meeting import CLOSED, EXITING, NOT_LEFT, Meeting
+from phalanx.transports.recording import Recorder
+from phalanx.transports.signatures import Facts
+from phalanx.transports.tickets import Ticket
 from phalanx.types import Call, GroupInfo, Store
 
 __all__ = ["ThreadsTransport", "place"]
 
 _FINISHED, _PENDING = _native.FINISHED, _native.PENDING
+# Whose whereabouts an error tells.
+_MOST_RANKS = 8
 
 
 class _Place(threading.local):
@@ -41,6 +46,15 @@ class World(Protocol):
     def join(self, store: Store, info: GroupInfo, timeout: float) -> ThreadsTransport:
         """Meets the other ranks of a group."""
 
+    def whereabouts(self, rank: int) -> tuple[str, list[str]]:
+        """What a rank, of all, does now, and its stack, innermost last."""
+
+    def last_calls(self, rank: int) -> list[str]:
+        """A line for each."""
+
+    def own_box(self) -> _native.BlackBox | None:
+        """That of the rank whose thread this is."""
+
 
 place = _Place()
 
@@ -48,8 +62,9 @@ place = _Place()
 class ThreadsTransport:
     """One rank's place in a meeting."""
 
-    def __init__(self, meeting: Meeting, info: GroupInfo, world_rank: int) -> None:
+    def __init__(self, meeting: Meeting, info: GroupInfo, world_rank: int, box: _native.BlackBox | None = None) -> None:
         self.meeting = meeting
+        self._recorder = None if box is None else Recorder(box, info)
         self.scheduler = meeting.scheduler
         self._info = info
         self._world_rank = world_rank
@@ -67,11 +82,41 @@ class ThreadsTransport:
         assert self.meeting.failure is not None
         return self.meeting.failure
 
-    def describe(self, rank: int, seq: int) -> tuple[int, int, int, int, int, int, int]:
-        return self.meeting.describe(rank, seq)
+    @property
+    def check(self) -> int:
+        return self.meeting.check
+
+    def testimonies(self) -> list[tuple[Facts | None, Facts | None]]:
+        return self.meeting.testimonies
 
     def last_words(self, rank: int) -> str:
         return self.meeting.words[rank]
+
+    def absent(self, missing: Sequence[int]) -> list[str]:
+        """Lines that say where these ranks are."""
+        lines = []
+        for rank in missing[:_MOST_RANKS]:
+            text, stack = self._world().whereabouts(self._owner_of(rank))
+            lines.append(f"  {self._info.describe(rank)} {text}")
+            if stack:
+                lines += ["    its stack, innermost last:", *(f"      {line}" for line in stack)]
+        if len(missing) > _MOST_RANKS:
+            lines.append(f"  and {len(missing) - _MOST_RANKS} more ranks")
+        return lines
+
+    def lost(self, peer: int) -> list[str]:
+        """Lines that say what a rank did last."""
+        calls = self._world().last_calls(self._owner_of(peer))
+        return (
+            [f"  the last calls of {self._info.describe(peer)}:", *(f"    {line}" for line in calls)] if calls else []
+        )
+
+    def _owner_of(self, rank: int) -> int:
+        return self.meeting.owners.get(rank, rank)
+
+    def _world(self) -> World:
+        assert place.world is not None
+        return place.world
 
     def join(self, timeout: float) -> None:
         """Waits until all ranks of the group have come."""
@@ -152,6 +197,7 @@ class ThreadsTransport:
             what = (ticket.peer, ticket.tag, ticket.dtype, ticket.count)
         else:
             what = (call.root, call.reduce_op, call.dtype, call.count)
+        ticket.where, ticket.flags = _native.origin()
         self.scheduler.point(ticket.op, self._info.name, *what)
         with meeting.lock:
             refused = _native.LEFT if self._closed else _native.WAS_BROKEN if meeting.failure is not None else _FINISHED
@@ -164,6 +210,8 @@ class ThreadsTransport:
             else:
                 key = (ticket.op == "send", ticket.peer)
                 ticket.seq = self._num_messages[key] = self._num_messages.get(key, 0) + 1
+            if self._recorder is not None:
+                self._recorder.record(ticket, timeout)
             hand_over(ticket)
             if timeout != math.inf and not ticket.ended:
                 self.scheduler.at(timeout, lambda: self._expire(ticket), lambda: ticket.ended)

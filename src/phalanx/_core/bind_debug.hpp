@@ -1,0 +1,19 @@
+// What Python sees of a group in trouble: black boxes, questions between ranks, slow calls, testimonies.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <vector>
+
+#include "group.hpp"
+
+namespace phalanx {
+
+// When Python is to be told of a wait that begins now.
+Clock::time_point slow_at();
+// With the GIL held. Raises what comes out of Python.
+void tell_slow(std::uint64_t token, Op op, std::uint64_t seq, const std::vector<int>& missing);
+
+void bind_debug(nanobind::module_& module, nanobind::class_<Group>& group);
+
+}  // namespace phalanx

@@ -1,0 +1,186 @@
+#include "bind_origin.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "black_box.hpp"
+#include "frames.hpp"
+
+namespace nb = nanobind;
+
+namespace phalanx {
+
+namespace {
+
+// What a frame's code belongs to.
+enum class Owner : std::uint8_t { program, ours, autograd, others };
+
+struct Site {
+  PyCodeObject* code;
+  int instruction;
+  bool operator==(const Site&) const = default;
+};
+
+struct SiteHash {
+  std::size_t operator()(const Site& site) const noexcept {
+    return reinterpret_cast<std::size_t>(site.code) / 16 * 31 + static_cast<std::size_t>(site.instruction);
+  }
+};
+
+// Programs that make code while they run would fill it.
+constexpr std::size_t kMostKnown = 8192;
+
+// All with the GIL held.
+struct Known {
+  // Folders, each with a slash at its end, or files. `autograd` is where backward passes are begun.
+  std::string ours, autograd;
+  std::vector<std::string> others;
+  // Of code that is kept, so that no other gets its address.
+  std::unordered_map<PyCodeObject*, Owner> owners;
+  std::unordered_map<Site, const Location*, SiteHash> sites;
+  std::map<std::string, Location*> locations;  // by their parts
+};
+
+Known& everything_known() {
+  static auto* const made = new Known;
+  return *made;
+}
+
+std::string utf8(PyObject* text) {
+  Py_ssize_t size = 0;
+  const char* data = text != nullptr && PyUnicode_Check(text) ? PyUnicode_AsUTF8AndSize(text, &size) : nullptr;
+  if (data != nullptr) return {data, static_cast<std::size_t>(size)};
+  PyErr_Clear();
+  return "?";
+}
+
+// Packages may be installed inside of the folder of the standard library.
+bool lies_in(std::string_view file, const std::string& folder) {
+  return !folder.empty() && file.starts_with(folder) &&
+         file.find("site-packages/", folder.size()) == std::string_view::npos;
+}
+
+Owner owner_of(PyCodeObject* code) {
+  Known& known = everything_known();
+  const auto found = known.owners.find(code);
+  if (found != known.owners.end()) return found->second;
+  if (known.owners.size() > kMostKnown) {
+    for (const auto& [kept, owner] : known.owners) Py_DECREF(kept);
+    known.owners.clear();
+    known.sites.clear();
+  }
+  const std::string file = utf8(code->co_filename);
+  const auto is_other = [&](const std::string& folder) { return lies_in(file, folder); };
+  Owner owner = Owner::program;
+  if (lies_in(file, known.ours)) {
+    owner = Owner::ours;
+  } else if (lies_in(file, known.autograd)) {
+    owner = Owner::autograd;
+  } else if (file.starts_with("<frozen ") || std::any_of(known.others.begin(), known.others.end(), is_other)) {
+    owner = Owner::others;
+  }
+  Py_INCREF(code);
+  known.owners.emplace(code, owner);
+  return owner;
+}
+
+// As seen from the working folder, if it lies there; else its end, as people are short of room.
+std::string short_path(const std::string& file) {
+  char here[PATH_MAX];
+  if (::getcwd(here, sizeof(here)) != nullptr) {
+    const std::string folder = std::string(here) + "/";
+    if (file.starts_with(folder)) return file.substr(folder.size());
+  }
+  constexpr std::size_t kLongest = 80;
+  if (file.size() <= kLongest) return file;
+  const std::size_t slash = file.find('/', file.size() - kLongest);
+  return ".../" + file.substr(slash == std::string::npos ? file.size() - kLongest : slash + 1);
+}
+
+const Location* location_of(const Frame& frame) {
+  Known& known = everything_known();
+  PyCodeObject* code = frame.code;
+  const Site site{code, frame.instruction};
+  const auto found = known.sites.find(site);
+  if (found != known.sites.end()) return found->second;
+  const std::string file = utf8(code->co_filename);
+  const std::string function = utf8(code->co_name);
+  const std::string line = std::to_string(PyCode_Addr2Line(code, frame.instruction));
+  const std::string parts = file + kDivider + line + kDivider + function;
+  Location*& location = known.locations[parts];
+  if (location == nullptr) {
+    location = new Location{static_cast<std::uint32_t>(known.locations.size()),
+                            short_path(file) + ":" + line + ", in " + function, parts};
+  }
+  known.sites.emplace(site, location);
+  return location;
+}
+
+}  // namespace
+
+Origin origin_of_call() {
+  struct Search {
+    Origin origin;
+    bool only_ours = true;
+  } search;
+  walk_frames(
+      [](const Frame& frame, void* context) {
+        auto& [origin, only_ours] = *static_cast<Search*>(context);
+        const Owner owner = owner_of(frame.code);
+        if (owner == Owner::program) origin.location = location_of(frame);
+        if (owner == Owner::autograd) origin.flags |= kInBackward | (only_ours ? kByReducer : 0);
+        only_ours = only_ours && owner == Owner::ours;
+        return owner == Owner::program;
+      },
+      &search);
+  return search.origin;
+}
+
+Shape shape_of(nb::handle sizes, std::int64_t count) {
+  Shape shape;
+  const bool is_tuple = PyTuple_Check(sizes.ptr());
+  if (!is_tuple && !PyList_Check(sizes.ptr())) return shape;
+  const Py_ssize_t num = PySequence_Fast_GET_SIZE(sizes.ptr());
+  PyObject** items = PySequence_Fast_ITEMS(sizes.ptr());
+  shape.num = static_cast<std::uint8_t>(std::min<Py_ssize_t>(num, 255));
+  shape.listed = !is_tuple;
+  std::uint64_t hash = 0x9e3779b97f4a7c15 + static_cast<std::uint64_t>(num);
+  for (Py_ssize_t i = 0; i < num; ++i) {
+    const long long size = PyLong_AsLongLong(items[i]);
+    if (i < kSizesKept) {
+      shape.sizes[i] = static_cast<std::uint32_t>(std::clamp<long long>(size, 0, UINT32_MAX));
+    } else if (shape.listed) {
+      break;
+    }
+    hash = (hash ^ static_cast<std::uint64_t>(size)) * 0xff51afd7ed558ccd;
+    hash ^= hash >> 32;
+  }
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  if (is_tuple && count >= 0) shape.hash = static_cast<std::uint16_t>(hash >> 16) | 1;
+  return shape;
+}
+
+void bind_origin(nb::module_& module) {
+  module.def("set_folders", [](const std::string& ours, const std::string& autograd, std::vector<std::string> others) {
+    Known& known = everything_known();
+    known.ours = ours;
+    known.autograd = autograd;
+    known.others = std::move(others);
+  });
+  module.def("origin", [] {
+    const Origin origin = origin_of_call();
+    return nb::make_tuple(origin.text(), static_cast<int>(origin.flags));
+  });
+}
+
+}  // namespace phalanx

@@ -1,0 +1,185 @@
+#include "black_box.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <ctime>
+#include <new>
+#include <system_error>
+
+#include "peers.hpp"
+#include "segment.hpp"
+
+namespace phalanx {
+
+namespace {
+
+constexpr char kBoxMagic[] = "PHXBOX01";
+constexpr std::uint32_t kBoxVersion = 1;
+constexpr std::uint32_t kArenaBytes = 256 * 1024;
+// Groups are few and every record needs its own; places in the program may be many.
+constexpr std::uint32_t kArenaForLocations = kArenaBytes / 4 * 3;
+
+std::uint32_t saturated(double value) {
+  return value >= 4294967295.0 ? 0xffffffffU : value > 0 ? static_cast<std::uint32_t>(value) : 0;
+}
+
+std::int64_t nanoseconds_of(clockid_t clock) noexcept {
+  timespec now;
+  ::clock_gettime(clock, &now);
+  return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+[[noreturn]] void fail(int error, const std::string& what) {
+  throw std::system_error(error, std::generic_category(), what);
+}
+
+// Space is reserved: a full disk is an error here and not a SIGBUS later.
+void* map_file(const std::string& path, std::size_t bytes) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) fail(errno, "open of " + path);
+  int error;
+  do {
+    error = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  } while (error == EINTR);
+  void* base = error == 0 ? ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+  if (error == 0 && base == MAP_FAILED) error = errno;
+  ::close(fd);
+  if (error == 0) return base;
+  ::unlink(path.c_str());
+  fail(error, "reserving " + std::to_string(bytes) + " bytes in " + path);
+}
+
+void* map_memory(std::size_t bytes) {
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) fail(errno, "mmap");
+  return base;
+}
+
+}  // namespace
+
+std::int64_t box_clock() noexcept { return nanoseconds_of(CLOCK_MONOTONIC); }
+
+void BoxEntry::start() const noexcept {
+  if (!is_there()) return;
+  record_->started.store(box_clock(), std::memory_order_relaxed);
+  record_->state.store(static_cast<std::uint32_t>(CallState::started), std::memory_order_release);
+}
+
+void BoxEntry::end(bool well) const noexcept {
+  if (!is_there()) return;
+  record_->ended.store(box_clock(), std::memory_order_relaxed);
+  record_->state.store(static_cast<std::uint32_t>(well ? CallState::completed : CallState::failed),
+                       std::memory_order_release);
+}
+
+BlackBox::BlackBox(const std::string& path, std::uint32_t capacity, int rank, int world_size,
+                   const std::string& program)
+    : bytes_(kPage + kArenaBytes + capacity * sizeof(BoxRecord)), generation_(fork_generation()) {
+  base_ = path.empty() ? map_memory(bytes_) : map_file(path, bytes_);
+  ::madvise(base_, bytes_, MADV_DONTFORK);
+  auto* made = new (base_) BoxHeader{};
+  const Identity self = own_identity();
+  made->version = kBoxVersion;
+  made->capacity = capacity;
+  made->arena_bytes = kArenaBytes;
+  made->record_bytes = sizeof(BoxRecord);
+  made->pid = self.pid;
+  made->start = self.start;
+  made->clock_offset = nanoseconds_of(CLOCK_REALTIME) - box_clock();
+  made->rank.store(rank, std::memory_order_relaxed);
+  made->world_size.store(world_size, std::memory_order_relaxed);
+  made->arena_used.store(1, std::memory_order_relaxed);
+  const std::string_view kept = cut(program, sizeof(made->program) - 1);
+  std::memcpy(made->program, kept.data(), kept.size());
+  // Last: a file with this word is whole.
+  std::atomic_thread_fence(std::memory_order_release);
+  std::memcpy(made->magic, kBoxMagic, sizeof(made->magic));
+}
+
+BlackBox::~BlackBox() {
+  // A forked child does not have the mapping; something else may be at its address by now.
+  if (!forked()) ::munmap(base_, bytes_);
+}
+
+bool BlackBox::forked() const noexcept { return generation_ != fork_generation(); }
+
+BoxRecord& BlackBox::record(std::uint64_t id) const noexcept {
+  auto* records = reinterpret_cast<BoxRecord*>(static_cast<char*>(base_) + kPage + kArenaBytes);
+  return records[(id - 1) % header().capacity];
+}
+
+std::uint32_t BlackBox::remember(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  const auto known = texts_.find(text);
+  if (known != texts_.end()) return known->second;
+  const std::uint32_t offset = header().arena_used.load(std::memory_order_relaxed);
+  const bool is_location = std::count(text.begin(), text.end(), kDivider) == 2;
+  const std::size_t room = is_location ? kArenaForLocations : kArenaBytes;
+  if (offset + text.size() + 1 > room) return 0;
+  std::memcpy(arena() + offset, text.c_str(), text.size() + 1);
+  header().arena_used.store(offset + static_cast<std::uint32_t>(text.size()) + 1, std::memory_order_release);
+  texts_.emplace(text, offset);
+  return offset;
+}
+
+std::uint32_t BlackBox::offset_of(const Location* location) {
+  if (location == nullptr) return 0;
+  if (location->id >= locations_.size()) locations_.resize(location->id + 64, 0);
+  std::uint32_t& offset = locations_[location->id];
+  if (offset == 0) offset = remember(location->parts);
+  return offset;
+}
+
+BoxEntry BlackBox::begin(const BoxCall& call) {
+  const std::uint64_t id = header().next.fetch_add(1, std::memory_order_relaxed) + 1;
+  BoxRecord& made = record(id);
+  made.id.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  made.state.store(static_cast<std::uint32_t>(CallState::scheduled), std::memory_order_relaxed);
+  made.group = call.group;
+  made.seq.store(call.seq, std::memory_order_relaxed);
+  made.count = call.count;
+  made.bytes_in = call.bytes_in;
+  made.bytes_out = call.bytes_out;
+  made.created = call.created;
+  made.started.store(0, std::memory_order_relaxed);
+  made.ended.store(0, std::memory_order_relaxed);
+  made.location = offset_of(call.origin.location);
+  made.tag = call.tag;
+  made.peer = call.peer;
+  made.op = static_cast<std::uint8_t>(call.op);
+  made.reduce_op = static_cast<std::int8_t>(call.reduce_op);
+  made.dtype = static_cast<std::uint8_t>(call.dtype);
+  made.flags = call.origin.flags;
+  made.timeout_ms = saturated(call.timeout * 1000);
+  made.num_sizes = 0;
+  if (call.shape != nullptr) {
+    made.num_sizes = call.shape->num;
+    made.flags |= call.shape->listed ? kListed : 0;
+    std::memcpy(made.sizes, call.shape->sizes, sizeof(made.sizes));
+  }
+  made.id.store(id, std::memory_order_release);
+  return {&made, id};
+}
+
+void BlackBox::set_rank(int rank, int world_size) noexcept {
+  if (forked()) return;
+  header().rank.store(rank, std::memory_order_relaxed);
+  header().world_size.store(world_size, std::memory_order_relaxed);
+}
+
+void BlackBox::set_ending(BoxEnding ending) const noexcept {
+  if (!forked()) header().ending.store(static_cast<std::uint32_t>(ending), std::memory_order_release);
+}
+
+std::string BlackBox::contents() const {
+  return forked() ? std::string() : std::string(static_cast<const char*>(base_), bytes_);
+}
+
+}  // namespace phalanx

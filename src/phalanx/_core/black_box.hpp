@@ -1,0 +1,154 @@
+// The last calls of this process, in a mapped file that outlives it.
+//
+//   Header (a page) | arena (texts, each ended by a zero byte) | Record[capacity]
+//
+// A record is written by the thread that makes the call, its state by whoever goes on with the call; nobody locks
+// anything, and nobody calls the system. Other processes may read the file at any time: a record whose id is the same
+// before and after reading it was read whole. A record's texts are offsets into the arena, which only grows; 0 is a
+// text that found no room. Parts of a text are divided by kDivider:
+//
+//   of a place in the program   file, line, function
+//   of a group                  name, description, this rank in it, its ranks in the world ("0,1,2")
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "layout.hpp"
+#include "location.hpp"
+
+namespace phalanx {
+
+enum class CallState : std::uint32_t { scheduled = 1, started = 2, completed = 3, failed = 4 };
+enum class BoxEnding : std::uint32_t { running = 0, well = 1, failed = 2 };
+
+inline constexpr char kDivider = '\x1f';
+
+struct BoxHeader {
+  char magic[8];
+  std::uint32_t version;
+  std::uint32_t capacity;
+  std::uint32_t arena_bytes;
+  std::uint32_t record_bytes;
+  std::int64_t pid;
+  std::uint64_t start;
+  std::int64_t clock_offset;  // what makes a time of day of a record's times, in nanoseconds
+  std::atomic<std::int32_t> rank;
+  std::atomic<std::int32_t> world_size;
+  std::atomic<std::uint64_t> next;  // records begun so far
+  std::atomic<std::uint32_t> arena_used;
+  std::atomic<std::uint32_t> ending;  // BoxEnding
+  char program[256];
+};
+
+struct alignas(kLine) BoxRecord {
+  std::atomic<std::uint64_t> id;  // from 1; 0 while the record is being written
+  std::atomic<std::uint32_t> state;
+  std::uint32_t group;
+  std::atomic<std::uint64_t> seq;
+  std::int64_t count;
+  std::uint64_t bytes_in;
+  std::uint64_t bytes_out;
+  std::int64_t created;
+  std::atomic<std::int64_t> started;
+  std::atomic<std::int64_t> ended;
+  std::uint32_t location;
+  std::uint32_t tag;
+  std::int32_t peer;
+  std::uint8_t op;
+  std::int8_t reduce_op;
+  std::uint8_t dtype;
+  std::uint8_t flags;  // CallFlags, and kListed
+  std::uint8_t num_sizes;
+  std::uint32_t timeout_ms;
+  std::uint32_t sizes[kSizesKept];
+};
+inline constexpr std::uint8_t kListed = 8;
+
+static_assert(sizeof(BoxHeader) <= kPage);
+static_assert(sizeof(BoxRecord) == kLine);
+
+// What a record says of a call when it is made.
+struct BoxCall {
+  std::uint32_t group = 0;
+  Op op = Op::barrier;
+  int reduce_op = -1;
+  int dtype = 0;
+  int peer = -1;
+  std::uint32_t tag = 0;
+  std::uint64_t seq = 0;
+  std::int64_t count = 0;
+  std::uint64_t bytes_in = 0;
+  std::uint64_t bytes_out = 0;
+  double timeout = 0;
+  std::int64_t created = 0;
+  Origin origin;
+  const Shape* shape = nullptr;
+};
+
+// The record of a call that may still be under way. Does nothing where there is none, or where another has its place.
+class BoxEntry {
+ public:
+  BoxEntry() = default;
+  BoxEntry(BoxRecord* record, std::uint64_t id) noexcept : record_(record), id_(id) {}
+
+  std::uint64_t id() const noexcept { return id_; }
+  void number(std::uint64_t seq) const noexcept {
+    if (is_there()) record_->seq.store(seq, std::memory_order_relaxed);
+  }
+  void start() const noexcept;
+  void end(bool well) const noexcept;
+
+ private:
+  bool is_there() const noexcept {
+    return record_ != nullptr && record_->id.load(std::memory_order_relaxed) == id_;
+  }
+  BoxRecord* record_ = nullptr;
+  std::uint64_t id_ = 0;
+};
+
+class BlackBox {
+ public:
+  // A new file at `path`, of mode 0600; memory of this process alone where the path is empty. Throws std::system_error.
+  BlackBox(const std::string& path, std::uint32_t capacity, int rank, int world_size, const std::string& program);
+  ~BlackBox();
+  BlackBox(const BlackBox&) = delete;
+  BlackBox& operator=(const BlackBox&) = delete;
+
+  // The offset of a text, which is kept once.
+  std::uint32_t remember(const std::string& text);
+  // One thread at a time: those who come from Python hold the GIL.
+  BoxEntry begin(const BoxCall& call);
+  // The entry of a record by its number.
+  BoxEntry entry(std::uint64_t id) const noexcept { return {&record(id), id}; }
+  // Of the groups that are made from now on.
+  void set_rank(int rank, int world_size) noexcept;
+  void set_ending(BoxEnding ending) const noexcept;
+  std::string contents() const;
+  // True in a child of the process that made it: the memory is not there.
+  bool forked() const noexcept;
+
+ private:
+  BoxHeader& header() const noexcept { return *static_cast<BoxHeader*>(base_); }
+  char* arena() const noexcept { return static_cast<char*>(base_) + kPage; }
+  BoxRecord& record(std::uint64_t id) const noexcept;
+  std::uint32_t offset_of(const Location* location);
+
+  void* base_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::uint32_t generation_ = 0;
+  std::mutex mutex_;  // of what follows
+  std::map<std::string, std::uint32_t> texts_;
+  std::vector<std::uint32_t> locations_;  // offsets by the location's id; 0: not there yet
+};
+
+// Nanoseconds on the clock of a record's times.
+std::int64_t box_clock() noexcept;
+
+}  // namespace phalanx

@@ -1,0 +1,105 @@
+#include "listener.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "futex.hpp"
+#include "member.hpp"
+#include "per_process.hpp"
+
+namespace phalanx {
+
+namespace {
+
+constinit PerProcess<Listener> g_listener;
+
+// Questions ring: this only bounds what a lost one would cost.
+constexpr std::chrono::seconds kLongestNap{60};
+// Bells that can be slept on at once besides the listener's own; peers in further groups are answered with a delay.
+constexpr std::size_t kMostBells = 120;
+constexpr std::chrono::milliseconds kBetweenLooks{250};
+
+bool is_asked(const Answer& answer) noexcept {
+  return answer.asked.load(std::memory_order_seq_cst) != answer.answered.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+Listener& listener() { return g_listener.get(); }
+
+void Listener::add(const std::shared_ptr<Member>& member) {
+  {
+    const std::lock_guard lock(mutex_);
+    members_.push_back(member);
+  }
+  ring(bell_);
+}
+
+void Listener::remove(const std::shared_ptr<Member>& member) {
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase(members_, member);
+  }
+  ring(bell_);
+}
+
+void Listener::wake() noexcept {
+  noted_.store(true, std::memory_order_seq_cst);
+  ring(bell_);
+}
+
+void Listener::set_closed(bool closed) noexcept {
+  closed_.store(closed, std::memory_order_seq_cst);
+  ring(bell_);
+}
+
+std::vector<std::shared_ptr<Member>> Listener::members() {
+  const std::lock_guard lock(mutex_);
+  return members_;
+}
+
+std::optional<Listener::Call> Listener::next() {
+  while (true) {
+    std::vector<Bell> bells{{&bell_, bell_.load(std::memory_order_seq_cst)}};
+    if (closed_.load(std::memory_order_seq_cst)) return std::nullopt;
+    Call call;
+    call.noted = noted_.exchange(false, std::memory_order_seq_cst);
+    const auto known = members();
+    for (const auto& member : known) {
+      Answer& answer = member->segment->answer(member->rank());
+      const Bell bell{&answer.asked, answer.asked.load(std::memory_order_seq_cst)};
+      if (is_asked(answer)) call.asked = true;
+      if (bells.size() <= kMostBells) bells.push_back(bell);
+    }
+    if (call.asked || call.noted) return call;
+    futex_wait_any(bells, known.size() > kMostBells ? std::chrono::nanoseconds(kBetweenLooks) : kLongestNap,
+                   kBetweenLooks);
+  }
+}
+
+void Listener::answer(const std::string& text) {
+  for (const auto& member : members()) {
+    Answer& answer = member->segment->answer(member->rank());
+    const std::uint32_t asked = answer.asked.load(std::memory_order_seq_cst);
+    if (asked == answer.answered.load(std::memory_order_relaxed)) continue;
+    answer.text.write(text);
+    answer.answered.store(asked, std::memory_order_seq_cst);
+    futex_wake_all(answer.answered);
+  }
+}
+
+std::optional<std::string> ask(const Segment& segment, int rank, std::chrono::nanoseconds patience) {
+  Answer& answer = segment.answer(rank);
+  const std::uint32_t number = answer.asked.fetch_add(1, std::memory_order_seq_cst) + 1;
+  futex_wake_all(answer.asked);
+  const auto until = Clock::now() + patience;
+  while (true) {
+    const std::uint32_t answered = answer.answered.load(std::memory_order_seq_cst);
+    if (static_cast<std::int32_t>(answered - number) >= 0) return answer.text.read();
+    const auto now = Clock::now();
+    if (now >= until) return std::nullopt;
+    futex_wait({&answer.answered, answered}, until - now);
+  }
+}
+
+}  // namespace phalanx

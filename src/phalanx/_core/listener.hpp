@@ -1,0 +1,56 @@
+// What a rank does although it is busy elsewhere: a thread of its own answers its peers, and tells what was noticed.
+//
+// A peer that waits asks through the segment where this rank is. The thread, a Python one so that it can look at the
+// program's frames, sleeps here until somebody asks. One a process, for all groups.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "segment.hpp"
+
+namespace phalanx {
+
+struct Member;
+
+class Listener {
+ public:
+  void add(const std::shared_ptr<Member>& member);
+  void remove(const std::shared_ptr<Member>& member);
+  // Something was noticed.
+  void wake() noexcept;
+  // While it is closed nobody sleeps here.
+  void set_closed(bool closed) noexcept;
+
+  struct Call {
+    bool asked = false;  // somebody wants to know where this rank is
+    bool noted = false;  // take_note() of some group has something
+  };
+  // Sleeps until the thread is needed. None: it is not, any more.
+  std::optional<Call> next();
+  // To all who asked, in all groups.
+  void answer(const std::string& text);
+
+ private:
+  std::vector<std::shared_ptr<Member>> members();
+
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Member>> members_;
+  std::atomic<std::uint32_t> bell_{0};
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> noted_{false};
+};
+
+// That of this process.
+Listener& listener();
+
+// Asks a rank where it is. None where it did not answer in time.
+std::optional<std::string> ask(const Segment& segment, int rank, std::chrono::nanoseconds patience);
+
+}  // namespace phalanx

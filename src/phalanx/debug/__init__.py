@@ -1,0 +1,1 @@
+"""What outlives a job: black boxes, the folders they lie in, and what they tell."""

@@ -1,0 +1,209 @@
+"""Where ranks are that others wait for: what they say themselves, what their black boxes say, and what the system says
+of those who do not answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from phalanx import _native
+from phalanx.debug.answers import Whereabouts
+from phalanx.debug.records import Box, Record, read_box
+from phalanx.types import GroupInfo
+
+__all__ = ["Asker", "describe_absent", "describe_last_calls", "last_calls"]
+
+_INDENT = "  "
+# Seconds: for the answer of the first rank, and for those of all.
+_PATIENCE, _LONGEST = 1.0, 2.0
+_SHORTEST = 0.05
+_MOST_RANKS = 8
+_NUM_LAST_CALLS = 3
+_PENDING = ("scheduled", "started")
+
+# Letters of the system for the state of a process.
+_STOPPED = "Tt"
+_IN_KERNEL = "D"
+_GONE = "ZXx"
+
+
+class Asker(NamedTuple):
+    """A group, seen by one of its ranks that waits: what it takes to look for the others."""
+
+    group: _native.Group
+    info: GroupInfo
+    identities: Sequence[tuple[int, int]]  # of the processes of the ranks: number and start time
+    own: Box | None
+    began_ns: int  # on the monotonic clock, which all processes share: calls before belong to groups that are no more
+
+
+class _Finding(NamedTuple):
+    """What became known of a rank."""
+
+    text: str
+    last: Record | None  # the last call that it completed
+    stack: list[str]
+
+
+def describe_absent(asker: Asker, seq: int, missing: Sequence[int], *, stacks: bool) -> list[str]:
+    """Lines about ranks that did not come to a call in which this one waits."""
+    lines = []
+    since_ns = _made_at(asker, seq)
+    deadline = time.monotonic() + _LONGEST
+    for rank in missing[:_MOST_RANKS]:
+        if rank == asker.info.rank:
+            lines.append(f"{_INDENT}{asker.info.describe(rank)} is this one: it came too late")
+            continue
+        patience = max(_SHORTEST, min(_PATIENCE, deadline - time.monotonic()))
+        finding = _look_for(asker, rank, seq, since_ns, patience)
+        lines.append(f"{_INDENT}{asker.info.describe(rank)} {finding.text}")
+        if finding.last is not None:
+            lines.append(f"{_INDENT}  its last completed call: {describe_record(finding.last)}")
+        if stacks and finding.stack:
+            lines.append(f"{_INDENT}  its stack, innermost last:")
+            lines += [f"{_INDENT}    {line}" for line in finding.stack]
+    if len(missing) > _MOST_RANKS:
+        lines.append(f"{_INDENT}and {len(missing) - _MOST_RANKS} more ranks, which were not asked")
+    return lines
+
+
+def last_calls(asker: Asker, rank: int) -> list[str]:
+    """Lines about what a rank did last that is gone."""
+    calls = describe_last_calls(_records_of(asker, rank).calls)
+    if not calls:
+        return []
+    return [f"{_INDENT}the last calls of {asker.info.describe(rank)}:", *(f"{_INDENT}  {line}" for line in calls)]
+
+
+def describe_last_calls(records: Sequence[Record]) -> list[str]:
+    """A line for each, the last one last."""
+    return [f"{describe_record(record)} ({record.state})" for record in records[-_NUM_LAST_CALLS:]]
+
+
+def describe_record(record: Record) -> str:
+    number = f", seq {record.seq}" if record.seq else ""
+    whom = ""
+    if record.is_message:
+        peer = "any rank" if record.peer < 0 else f"rank {record.peer}"
+        whom = f" {'to' if record.op == 'send' else 'from'} {peer}, tag {record.tag}"
+    where = record.location
+    place = "" if where is None else f", at {where.describe()}"
+    return f"{record.op}{whom}{number}, group {record.group.name!r}{place}"
+
+
+def _look_for(asker: Asker, rank: int, seq: int, since_ns: int, patience: float) -> _Finding:
+    records = _records_of(asker, rank)
+    completed = [record for record in records.calls if record.state == "completed"]
+    last = completed[-1] if completed else None
+    pid, start = asker.identities[rank] if asker.identities else (0, 0)
+    if asker.group.has_left(rank):
+        return _Finding("has left the group, or ended", last, [])
+    state = _state_of(pid)
+    if state in _STOPPED:
+        return _Finding("is stopped (by SIGSTOP, Ctrl-Z or a debugger); SIGCONT lets it go on", last, [])
+    if state in _GONE or _is_dead(pid, start):
+        return _Finding("is dead", last, [])
+    answer = asker.group.ask(rank, patience)
+    if not answer:
+        return _Finding(_without_answer(pid), last, [])
+    here = Whereabouts.unpack(answer)
+    # A call of its own that has just failed is what it waited in, like those that wait for it.
+    pending = [record for record in records.calls if record.state in _PENDING] or [
+        record for record in records.calls[-1:] if record.state == "failed"
+    ]
+    if here.in_call and pending:
+        return _Finding(_in_call(asker, pending[-1], seq), last, here.stack)
+    where = f", at {here.where}" if here.where else ""
+    num_since = sum(1 for record in completed if record.created_ns > since_ns + records.offset_ns)
+    if num_since:
+        calls = "a call" if num_since == 1 else f"{num_since} calls"
+        return _Finding(f"is slow, but alive: it has completed {calls} meanwhile{where}", last, here.stack)
+    return _Finding(f"is in its own code{where}", last, here.stack)
+
+
+def _in_call(asker: Asker, record: Record, seq: int) -> str:
+    """Of a rank that waits in a call itself."""
+    has_failed = record.state == "failed"
+    until_ns = record.ended_ns if has_failed and record.ended_ns is not None else time.time_ns()
+    seconds = max(0, until_ns - record.created_ns) / 1e9
+    text = f"{'waited' if has_failed else 'waits'} in {describe_record(record)}, for {seconds:.1f} s"
+    if record.group.name != asker.info.name:
+        if _is_behind(asker.own, record):
+            return (
+                f"{text}; this rank has not made that call: they use the groups {asker.info.name!r} and "
+                f"{record.group.name!r} in different orders"
+            )
+        return f"{'was' if has_failed else 'is'} in another group: it {text}"
+    if record.seq == seq and not record.is_message:
+        return f"has come by now: it {text}"
+    return f"{'was' if has_failed else 'is'} in another call: it {text}"
+
+
+def _is_behind(own: Box | None, record: Record) -> bool:
+    """Whether this rank is in that group and has not made the call."""
+    if own is None or record.is_message:
+        return False
+    ours = [mine for mine in own.records if mine.group.name == record.group.name and not mine.is_message]
+    in_group = own.rank in record.group.ranks
+    return in_group and max((mine.seq for mine in ours), default=0) < record.seq
+
+
+def _without_answer(pid: int) -> str:
+    """What the system says of a process that does not answer."""
+    state = _state_of(pid)
+    if not state:
+        return "does not answer, and the system does not show its process from here"
+    if state in _STOPPED:
+        return "is stopped"
+    if state in _IN_KERNEL:
+        waits = _read(f"/proc/{pid}/wchan")
+        return f"does not answer: it is in the kernel{f' ({waits})' if waits not in ('', '0') else ''}"
+    how = "runs" if state == "R" else "sleeps"
+    return f"does not answer: it {how} without letting other threads of Python run (in a call into C?)"
+
+
+def _state_of(pid: int) -> str:
+    """The system's letter; empty where it shows none."""
+    stat = _read(f"/proc/{pid}/stat") if pid > 0 else ""
+    return stat.rpartition(")")[2].strip()[:1]
+
+
+def _is_dead(pid: int, start: int) -> bool:
+    peer = _native.Peer.watch(pid, start) if pid > 0 else None
+    return peer is not None and peer.dead
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+class _Records(NamedTuple):
+    """The calls of a rank since it began to make this rank's groups. Their times are by the box' own clock."""
+
+    calls: list[Record]
+    offset_ns: int  # of that clock to the monotonic one
+
+
+def _records_of(asker: Asker, rank: int) -> _Records:
+    """None where the box is out of reach: on another file system, or in memory."""
+    path = asker.group.box_of(rank)
+    try:
+        box = read_box(path) if path else None
+    except (OSError, ValueError):
+        box = None
+    if box is None:
+        return _Records([], 0)
+    offset = box.clock_offset_ns
+    return _Records([record for record in box.records if record.created_ns - offset >= asker.began_ns], offset)
+
+
+def _made_at(asker: Asker, seq: int) -> int:
+    """When this rank made the call, on the monotonic clock, as far as its box knows; else now."""
+    own = asker.own
+    calls = [] if own is None else [r for r in own.records if r.group.name == asker.info.name and r.seq == seq]
+    return calls[-1].created_ns - own.clock_offset_ns if own is not None and calls else time.monotonic_ns()

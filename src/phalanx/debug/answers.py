@@ -1,0 +1,102 @@
+"""A thread that tells peers where this process is, whatever its main thread does, and warns of what was noticed.
+
+Peers ask through the segment (_core/listener.hpp). One thread a process, from the first group to the last; it sleeps
+in the core, without the GIL, until somebody asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import NamedTuple
+
+from phalanx import _native
+from phalanx.transports.places import is_framework, is_ours, short_path
+
+__all__ = ["Whereabouts", "describe_frame", "start", "stop"]
+
+_logger = logging.getLogger("phalanx")
+_NAME = "phalanx-answers"
+_MOST_FRAMES = 12
+_PATIENCE = 1.0
+
+# Called when a group has something to tell.
+OnNote = Callable[[], None]
+
+
+class Whereabouts(NamedTuple):
+    """Where a thread is."""
+
+    in_call: bool  # in one of ours, which its program has made
+    where: str  # the program's own line; empty where there is none
+    stack: list[str]  # innermost last
+
+    def pack(self) -> str:
+        return "\n".join([str(int(self.in_call)), self.where, *self.stack])
+
+    @classmethod
+    def unpack(cls, text: str) -> Whereabouts:
+        in_call, where, *stack = text.split("\n")
+        return cls(in_call == "1", where, stack)
+
+
+def describe_frame(frame: FrameType | None) -> Whereabouts:
+    entries = [] if frame is None else traceback.extract_stack(frame)
+    in_call, where = False, ""
+    for entry in reversed(entries):
+        if not is_framework(entry.filename):
+            where = f"{short_path(entry.filename)}:{entry.lineno}, in {entry.name}"
+            break
+        in_call = in_call or is_ours(entry.filename)
+    # How the program was started does not matter.
+    entries = list(itertools.dropwhile(lambda entry: _is_start(entry.filename), entries)) or entries
+    lines = [f"{short_path(entry.filename)}:{entry.lineno}, in {entry.name}" for entry in entries[-_MOST_FRAMES:]]
+    return Whereabouts(in_call and bool(where), where, lines)
+
+
+def _is_start(filename: str) -> bool:
+    return is_framework(filename) or filename.startswith("<")
+
+
+def start(on_note: OnNote) -> None:
+    """Nothing to do where it runs already."""
+    if _thread() is None:
+        with contextlib.suppress(RuntimeError):  # no more threads to be had: nobody answers
+            threading.Thread(target=_run, args=(on_note,), name=_NAME, daemon=True).start()
+
+
+def stop() -> None:
+    thread = _thread()
+    if thread is None or thread is threading.current_thread():
+        return
+    _native.close_listener(True)
+    # One that is about to start can't be joined yet.
+    with contextlib.suppress(RuntimeError):
+        thread.join(_PATIENCE)
+    _native.close_listener(False)
+
+
+def _thread() -> threading.Thread | None:
+    return next((thread for thread in threading.enumerate() if thread.name == _NAME), None)
+
+
+def _run(on_note: OnNote) -> None:
+    while (question := _native.next_question()) is not None:
+        asked, noted = question
+        try:
+            if noted:
+                on_note()
+            if asked:
+                main = threading.main_thread().ident or 0
+                _native.answer(describe_frame(sys._current_frames().get(main)).pack())
+        except Exception:
+            # An observer that fails is silent from then on; the program is not to suffer.
+            _logger.info("the thread that answers peers has failed, process %d", os.getpid(), exc_info=True)
+            return

@@ -1,0 +1,34 @@
+"""A rank's black box in the format of torch's flight recorder, whenever the program wants it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from phalanx.debug import flight
+from phalanx.debug.own_box import own_box
+from phalanx.debug.records import read_box
+from phalanx.errors import GroupError
+from phalanx.transports.threads import place
+
+__all__ = ["dump"]
+
+
+def dump(path: str | os.PathLike[str], *, format: flight.Format = "pickle", short: bool = False) -> Path:  # noqa: A002
+    """Writes the last calls of this rank for torch's analyzer, and returns the file.
+
+    `path` is a file, or a folder in which the file gets the name that the analyzer looks for. `format` is "pickle" or
+    "json". A short dump leaves out where calls were made and how long they took.
+    """
+    box = own_box().box if place.world is None else place.world.own_box()
+    if box is None:
+        raise GroupError(
+            "there is no black box: this process has made no group, or PHALANX_BLACK_BOX is 0",
+            hint="make a group first; unset PHALANX_BLACK_BOX, or set it to a number of calls",
+        )
+    contents = read_box(box.contents())
+    file = Path(path)
+    if file.is_dir():
+        file /= flight.file_name(contents.rank, format)
+    flight.dump(contents, file, format, short)
+    return file

@@ -1,0 +1,245 @@
+"""A job as the black boxes of its processes show it: who is where in each group, who is behind, who disagrees.
+
+Pure functions of boxes. Ranks are those of the job.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from phalanx.debug.records import DIED, FAILED, Box, GroupName, Record
+
+__all__ = [
+    "Disagreement",
+    "Group",
+    "Member",
+    "Process",
+    "find_disagreement",
+    "groups_of",
+    "newest_group",
+    "newest_processes",
+]
+
+_Key = tuple[str, tuple[int, ...]]
+
+# Ops whose lists of tensors all ranks must cut alike.
+_CUT_ALIKE = ("all_reduce", "broadcast", "reduce", "reduce_scatter")
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """A process and how it ended (`records.ending_of`)."""
+
+    box: Box
+    ending: str
+
+    @property
+    def has_broken_off(self) -> bool:
+        return self.ending in (DIED, FAILED)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A rank of a group. Without a process nothing is known of it."""
+
+    rank: int
+    process: Process | None = None
+    records: list[Record] = field(default_factory=list)
+    # Of the collectives: the seq of the last that began, the first that began and did not complete, the first that came
+    # when the group was broken already, the last that completed, and how many are queued.
+    reached: int = 0
+    current: Record | None = None
+    refused: Record | None = None
+    last: Record | None = None
+    num_queued: int = 0
+    # Of the messages: the first that did not complete, the last that did, and how many did not.
+    message: Record | None = None
+    last_message: Record | None = None
+    num_open: int = 0
+
+    @property
+    def has_broken_off(self) -> bool:
+        return self.process is not None and self.process.has_broken_off
+
+    def look(self) -> None:
+        """Fills in where the rank is."""
+        for record in self.records:
+            if record.is_message:
+                self._look_at_message(record)
+            else:
+                self._look_at_collective(record)
+
+    def _look_at_collective(self, record: Record) -> None:
+        if record.state == "completed":
+            self.last = record
+        elif record.has_begun:
+            self.current = self.current or record
+        elif record.state == "failed":
+            self.refused = self.refused or record
+        else:
+            self.num_queued += 1
+        if record.has_begun:
+            self.reached = max(self.reached, record.seq)
+
+    def _look_at_message(self, record: Record) -> None:
+        if record.state == "completed":
+            self.last_message = record
+        else:
+            self.message = self.message or record
+            self.num_open += 1
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """A group with all of its ranks, in their order."""
+
+    name: str
+    desc: str
+    members: list[Member]
+
+    @property
+    def ranks(self) -> list[int]:
+        return [member.rank for member in self.members]
+
+    @property
+    def reached(self) -> int:
+        return max(member.reached for member in self.members)
+
+    @property
+    def first_ns(self) -> int:
+        return min(record.created_ns for record in self._records())
+
+    @property
+    def last_ns(self) -> int:
+        return max(record.last_ns for record in self._records())
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing is under way, nothing failed, and nobody is behind."""
+        known = [member for member in self.members if member.process]
+        is_open = any(member.current or member.refused or member.num_queued or member.message for member in known)
+        return not is_open and len({member.reached for member in known}) == 1
+
+    def _records(self) -> list[Record]:
+        return [record for member in self.members for record in member.records]
+
+
+@dataclass(slots=True, eq=False)
+class Disagreement:
+    """Ranks made different calls of one seq."""
+
+    group: Group
+    seq: int
+    sides: list[tuple[Record, list[int]]]
+
+    @property
+    def ns(self) -> int:
+        """When there were two sides."""
+        return max(record.created_ns for record, _ in self.sides)
+
+
+def newest_processes(processes: Iterable[Process]) -> list[Process]:
+    """The last process of each rank, in their order, then those that have no rank."""
+    ranked: dict[int, Process] = {}
+    others = []
+    for process in sorted(processes, key=lambda process: process.box.start):
+        if process.box.rank < 0:
+            others.append(process)
+        else:
+            ranked[process.box.rank] = process
+    return [ranked[rank] for rank in sorted(ranked)] + others
+
+
+def groups_of(processes: Sequence[Process]) -> list[Group]:
+    """The groups in which there were calls, in the order of their first ones."""
+    by_rank = {process.box.rank: process for process in processes if process.box.rank >= 0}
+    found: dict[_Key, dict[int, Member]] = {}
+    descs: dict[_Key, str] = {}
+    for process in processes:
+        # A box has one object for each of its groups; comparing those would mean to compare all of their ranks.
+        own: dict[int, Member | None] = {}
+        for record in process.box.records:
+            if id(record.group) not in own:
+                own[id(record.group)] = _member_of(found, record.group, process, by_rank)
+                descs.setdefault((record.group.name, record.group.ranks), record.group.desc)
+            member = own[id(record.group)]
+            if member is not None:
+                member.records.append(record)
+    groups = [
+        Group(name, descs[name, ranks], [members[rank] for rank in sorted(members)])
+        for (name, ranks), members in found.items()
+    ]
+    for group in groups:
+        _keep_newest(group.members)
+        for member in group.members:
+            member.look()
+    return sorted(groups, key=lambda group: group.first_ns)
+
+
+def _member_of(
+    found: dict[_Key, dict[int, Member]], group: GroupName, process: Process, by_rank: dict[int, Process]
+) -> Member | None:
+    """This process as a rank of the group; None where the box had no room left to say which group."""
+    if group.rank < 0:
+        return None
+    rank = group.rank_in_job(group.rank)
+    members = found.setdefault(
+        (group.name, group.ranks), {rank: Member(rank, by_rank.get(rank)) for rank in (*group.ranks, rank)}
+    )
+    member = members.setdefault(rank, Member(rank))
+    member.process = process
+    return member
+
+
+def newest_group(records: Sequence[Record]) -> int:
+    """Where the calls of the last group begin, of the calls of groups that came one after another under one name.
+
+    Each group numbers its collectives from 1, and so its messages to and from each peer.
+    """
+    begin = 0
+    seen: set[tuple[str, int] | None] = set()
+    for index, record in enumerate(records):
+        numbering = (record.op, record.peer) if record.is_message else None
+        if record.seq == 1 and numbering in seen:
+            begin = index
+            seen.clear()
+        seen.add(numbering)
+    return begin
+
+
+def find_disagreement(group: Group) -> Disagreement | None:
+    """The first seq of which ranks made different calls. A call that completed everywhere had no two sides."""
+    calls: dict[int, dict[int, Record]] = defaultdict(dict)
+    for member in group.members:
+        for record in member.records:
+            if record.has_begun and not record.is_message:
+                calls[record.seq][member.rank] = record
+    for seq in sorted(calls):
+        if all(record.state == "completed" for record in calls[seq].values()):
+            continue
+        sides: dict[tuple[object, ...], tuple[Record, list[int]]] = {}
+        for rank, record in calls[seq].items():
+            sides.setdefault(_signature(record), (record, []))[1].append(rank)
+        if len(sides) > 1:
+            return Disagreement(group, seq, list(sides.values()))
+    return None
+
+
+def _signature(record: Record) -> tuple[object, ...]:
+    cut = record.sizes if record.is_list and record.op in _CUT_ALIKE else None
+    return record.op, record.reduce_op, record.peer, record.dtype, record.count, cut
+
+
+def _keep_newest(members: Sequence[Member]) -> None:
+    """Leaves out what belongs to earlier groups of the same name and ranks.
+
+    A group is made by all of its ranks, so none has a call in it before each has made its last one in the group before.
+    """
+    begins = {member.rank: newest_group(member.records) for member in members}
+    before = max((member.records[at - 1].created_ns for member in members if (at := begins[member.rank])), default=0)
+    firsts = [member.records[at].created_ns for member in members if (at := begins[member.rank])]
+    begin = min((ns for ns in firsts if ns > before), default=0)
+    for member in members:
+        member.records = [record for record in member.records if record.created_ns >= begin]

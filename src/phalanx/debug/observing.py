@@ -1,0 +1,256 @@
+"""What Phalanx sees of its own groups: every call is recorded, whoever waits long says for whom, and a failure leaves
+its report behind."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from phalanx import _native
+from phalanx.debug import answers, flight
+from phalanx.debug.absence import Asker, describe_absent, last_calls
+from phalanx.debug.finite import describe_not_finite
+from phalanx.debug.own_box import own_box
+from phalanx.errors import PhalanxError
+from phalanx.transports.hooks import Observer, observe
+from phalanx.transports.levels import logs_creation
+from phalanx.transports.recording import group_text
+from phalanx.transports.reports import describe_shapes
+from phalanx.transports.shm import ShmTransport
+from phalanx.types import GroupInfo
+
+__all__ = ["install"]
+
+_logger = logging.getLogger("phalanx")
+_VARIABLE = "PHALANX_SLOW"
+_SLOW = 10.0
+# Texts that a process leaves in its job's folder.
+_MOST_REPORTS = 20
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def install() -> None:
+    """From now on. Calling it again changes nothing."""
+    if not _watching:
+        _watching.append(_Watching())
+        observe(_watching[0])
+
+
+def slow_seconds() -> float:
+    """How long a call may wait before it says so; 0: for ever."""
+    asked = os.environ.get(_VARIABLE, "")
+    try:
+        return max(float(asked), 0.0) if asked else _SLOW
+    except ValueError:
+        _logger.warning("expected %s to be a number of seconds, got %r; it is %g", _VARIABLE, asked, _SLOW)
+        return _SLOW
+
+
+def _harmless(default: Callable[[], _T]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Logs what is raised and returns the default instead: an observer never breaks a run."""
+
+    def guard(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        @functools.wraps(function)
+        def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            try:
+                return function(*args, **kwargs)
+            except Exception:
+                _logger.info("%s has failed", function.__qualname__, exc_info=True)
+                return default()
+
+        return guarded
+
+    return guard
+
+
+def _nothing() -> None:
+    return None
+
+
+def _no_lines() -> list[str]:
+    return []
+
+
+class _Seen:
+    """A group that this process is in."""
+
+    def __init__(self, transport: ShmTransport, info: GroupInfo, group: _native.Group) -> None:
+        self.transport = weakref.ref(transport)
+        self.info = info
+        self.group = group
+        self.identities = transport.identities
+        self.began_ns = transport.began_ns
+
+
+class _Watching(Observer):
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+        self._tokens = itertools.count(1)
+        self._lock = threading.Lock()
+        self._told: list[str] = []
+        # Groups in whose inputs something was found already.
+        self._not_finite: weakref.WeakSet[GroupInfo] = weakref.WeakSet()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._seen = {}
+        self._lock = threading.Lock()
+        self._told = []
+
+    @_harmless(str)
+    def offer_folder(self) -> str:
+        return own_box().offer_folder()
+
+    @_harmless(_nothing)
+    def joined(self, transport: ShmTransport, info: GroupInfo, folder: str) -> None:
+        group = transport.native
+        if group is None:
+            return
+        own = own_box()
+        box = own.make(info, folder)
+        if box is not None:
+            group.keep_records(box, group_text(info), own.path)
+        # As of now: tests change it.
+        _native.set_slow(slow_seconds(), self.tell_slow)
+        if box is not None and not self._seen:
+            box.set_rank(_world_rank(info), info.size)
+        token = next(self._tokens)
+        group.token = token
+        self._seen[token] = _Seen(transport, info, group)
+        answers.start(self._tell_notes)
+        if logs_creation():
+            _log_creation(info, group, own.path)
+
+    def _asker(self, seen: _Seen) -> Asker:
+        began = min(each.began_ns for each in self._seen.values())
+        return Asker(seen.group, seen.info, seen.identities, own_box().read(), began)
+
+    @_harmless(_nothing)
+    def renamed(self, transport: ShmTransport, info: GroupInfo) -> None:
+        group, box = transport.native, own_box().box
+        if group is not None and box is not None:
+            group.keep_records(box, group_text(info), own_box().path)
+
+    @_harmless(_nothing)
+    def left(self, transport: ShmTransport) -> None:
+        self._tell_notes()
+        for token, seen in list(self._seen.items()):
+            if seen.transport() in (transport, None):
+                del self._seen[token]
+        if not self._seen:
+            answers.stop()
+
+    @_harmless(_nothing)
+    def raised(self, exception: BaseException) -> None:
+        own_box().failed = True
+
+    @_harmless(_nothing)
+    def exiting(self) -> None:
+        answers.stop()
+        own_box().end()
+
+    @_harmless(_nothing)
+    def started(self, info: GroupInfo, op: str, seq: int, inputs: Sequence[torch.Tensor]) -> None:
+        if info in self._not_finite:
+            return
+        text = describe_not_finite(inputs)
+        if text:
+            self._not_finite.add(info)
+            number = f", seq {seq}" if seq else ""
+            where = _native.origin()[0]
+            _logger.warning(
+                "%s%s, group %r, rank %d: %s%s. Said once a group.",
+                op,
+                number,
+                info.name,
+                info.rank,
+                text,
+                f", at {where}" if where else "",
+            )
+
+    @_harmless(_no_lines)
+    def absent(self, group: Any, info: GroupInfo, seq: int, missing: Sequence[int]) -> list[str]:
+        if not isinstance(group, _native.Group):
+            lines: list[str] = group.absent(missing)
+            return lines
+        seen = self._seen.get(group.token)
+        return [] if seen is None else describe_absent(self._asker(seen), seq, missing, stacks=True)
+
+    @_harmless(_no_lines)
+    def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
+        if not isinstance(group, _native.Group):
+            lines: list[str] = group.lost(peer)
+            return lines
+        seen = self._seen.get(group.token)
+        return [] if seen is None else last_calls(self._asker(seen), peer)
+
+    @_harmless(_nothing)
+    def failed(self, error: PhalanxError) -> None:
+        own = own_box()
+        own.failed = True
+        folder = own.folder
+        if folder is None or error.rank is None:
+            return
+        text = f"{type(error).__name__}: {error}\n"
+        with self._lock:
+            # A broken group says the same at every further call.
+            if text in self._told or len(self._told) >= _MOST_REPORTS:
+                return
+            self._told.append(text)
+            number = len(self._told)
+        box = own.read()
+        rank = box.rank if box is not None else error.rank
+        (folder / f"rank{rank}-{number}.txt").write_text(text)
+        if number == 1 and box is not None:
+            flight.dump(box, folder / flight.file_name(box.rank))
+
+    def tell_slow(self, token: int, op: int, seq: int, missing: list[int]) -> None:
+        """A thread of this process waits in a call for long. Called by the core; Ctrl-C may come out of it."""
+        with contextlib.suppress(Exception):
+            seen = self._seen.get(token)
+            if seen is None:
+                return
+            info = seen.info
+            lines = describe_absent(self._asker(seen), seq, missing, stacks=False)
+            head = f"{_native.OPS[op]}, seq {seq}, group {info.name!r}, rank {info.rank}"
+            _logger.warning("%s", "\n".join([f"{head}: has waited for {slow_seconds():g} s", *lines]))
+
+    def _tell_notes(self) -> None:
+        for seen in list(self._seen.values()):
+            note = seen.group.take_note()
+            if note is not None:
+                seq, op, sides = note
+                _logger.warning("%s", describe_shapes(seen.info, _native.OPS[op], seq, sides))
+
+
+_watching: list[_Watching] = []
+
+
+def _world_rank(info: GroupInfo) -> int:
+    return info.global_ranks[info.rank] if info.global_ranks else info.rank
+
+
+def _log_creation(info: GroupInfo, group: _native.Group, path: str) -> None:
+    if not _logger.hasHandlers():
+        _logger.addHandler(logging.StreamHandler())
+    if _logger.level == logging.NOTSET:
+        _logger.setLevel(logging.INFO)
+    level = ("off", "on", "full")[group.check]
+    _logger.info(
+        "group %r was made: rank %d of %d, checks %s, black box %s",
+        info.name,
+        info.rank,
+        info.size,
+        level,
+        path or "none",
+    )

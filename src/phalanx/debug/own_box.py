@@ -1,0 +1,113 @@
+"""The black box of this process: made with its first group, in the folder of its job, and left behind if it fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+from phalanx import _native
+from phalanx.debug.folders import Membership, make_job_folder
+from phalanx.debug.records import Box, read_box
+from phalanx.types import GroupInfo
+
+__all__ = ["OwnBox", "num_calls", "own_box"]
+
+_logger = logging.getLogger("phalanx")
+_VARIABLE = "PHALANX_BLACK_BOX"
+_NUM_CALLS = 2000
+_MOST_CALLS = 10_000_000
+
+
+class OwnBox:
+    """One a process; a forked child begins with a new one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._membership: Membership | None = None
+        self.box: _native.BlackBox | None = None
+        self.failed = False
+
+    @property
+    def path(self) -> str:
+        """Of the box; empty where it is in memory, or there is none."""
+        return "" if self._membership is None else str(self._membership.box)
+
+    @property
+    def folder(self) -> Path | None:
+        return None if self._membership is None else self._membership.folder
+
+    def offer_folder(self) -> str:
+        """For the first rank of a group: where the others are to have their boxes, too."""
+        with self._lock:
+            if self._membership is None and self.box is None and num_calls() > 0:
+                self._join(make_job_folder())
+            return str(self.folder or "")
+
+    def make(self, info: GroupInfo, folder: str) -> _native.BlackBox | None:
+        """The box, made if there is none. `folder` is what the group's first rank offers."""
+        if num_calls() == 0:
+            return None
+        with self._lock:
+            if self.box is None:
+                if self._membership is None:
+                    self._join(Path(folder) if folder else None)
+                # In memory where it can't be a file.
+                self.box = self._open(info) or self._open(info)
+            return self.box
+
+    def _join(self, folder: Path | None) -> None:
+        self._membership = None if folder is None else Membership.join(folder)
+        if self._membership is None:
+            # Another host's folder, or one that can't be written to.
+            folder = make_job_folder()
+            self._membership = None if folder is None else Membership.join(folder)
+
+    def _open(self, info: GroupInfo) -> _native.BlackBox | None:
+        """In memory, where only this process can look at it, if there is no folder."""
+        try:
+            return _native.BlackBox(self.path, num_calls(), info.rank, info.size, sys.argv[0] if sys.argv else "")
+        except OSError as error:
+            _logger.info("the black box can't be a file: %s", error)
+            self._membership = None
+            return None
+
+    def read(self) -> Box | None:
+        return None if self.box is None else read_box(self.box.contents())
+
+    def end(self) -> None:
+        """The process ends. Its box stays where a group has failed or an exception ended it."""
+        with self._lock:
+            membership, self._membership = self._membership, None
+            if membership is not None:
+                membership.end(self.failed)
+
+
+def num_calls() -> int:
+    """How many calls a box keeps; 0: there is to be none."""
+    asked = os.environ.get(_VARIABLE, "")
+    try:
+        return min(max(int(asked), 0), _MOST_CALLS) if asked else _NUM_CALLS
+    except ValueError:
+        _logger.warning("expected %s to be a number of calls, got %r; it is %d", _VARIABLE, asked, _NUM_CALLS)
+        return _NUM_CALLS
+
+
+class _Holder:
+    own = OwnBox()
+
+
+_holder = _Holder()
+
+
+def own_box() -> OwnBox:
+    return _holder.own
+
+
+def _begin_anew() -> None:
+    _holder.own = OwnBox()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

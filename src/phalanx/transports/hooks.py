@@ -1,0 +1,65 @@
+"""Hooks for observers above: they see groups come, fail and go. None of them may raise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from phalanx.errors import PhalanxError
+from phalanx.types import GroupInfo
+
+__all__ = ["Observer", "observe", "observer"]
+
+
+class Observer:
+    """Sees nothing. An observer overrides what it wants to see.
+
+    A `group` is what `failures` explains: the native group, or what stands for it.
+    """
+
+    def offer_folder(self) -> str:
+        """For the first rank of a group that is being made: a folder of the job's own; empty: none."""
+        return ""
+
+    def joined(self, transport: Any, info: GroupInfo, folder: str) -> None:
+        """A group of processes was made, and has made no call. `folder` is what its first rank offers."""
+
+    def renamed(self, transport: Any, info: GroupInfo) -> None:
+        """The group has got the name that people know."""
+
+    def left(self, transport: Any) -> None:
+        """The group was left."""
+
+    def raised(self, exception: BaseException) -> None:
+        """Nobody has caught it."""
+
+    def exiting(self) -> None:
+        """The process ends; all groups were left."""
+
+    def started(self, info: GroupInfo, op: str, seq: int, inputs: Sequence[torch.Tensor]) -> None:
+        """A call is about to be made, in a group whose calls are looked at closely (Check::full)."""
+
+    def absent(self, group: Any, info: GroupInfo, seq: int, missing: Sequence[int]) -> list[str]:
+        """Lines that say where these ranks are, who did not come to a call."""
+        return []
+
+    def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
+        """Lines that say what a rank did last that is gone."""
+        return []
+
+    def failed(self, error: PhalanxError) -> None:
+        """A group has failed on this rank; the error is about to be raised."""
+
+
+_observers: list[Observer] = [Observer()]
+
+
+def observe(new: Observer) -> None:
+    """There is one at a time."""
+    _observers[:] = [new]
+
+
+def observer() -> Observer:
+    return _observers[0]

@@ -1,0 +1,74 @@
+"""The black box of a rank that is a thread: the same records as those of processes, in memory."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from phalanx import _native
+from phalanx.transports.signatures import sizes_of
+from phalanx.transports.tickets import Ticket
+from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, Blocks, GroupInfo
+
+__all__ = ["GROUP_DIVIDER", "Recorder", "group_text"]
+
+GROUP_DIVIDER = "\x1f"
+
+
+def group_text(info: GroupInfo) -> str:
+    """A group as a black box knows it (_core/black_box.hpp)."""
+    ranks = info.global_ranks or range(info.size)
+    return GROUP_DIVIDER.join([info.name, "", str(info.rank), ",".join(map(str, ranks))])
+
+
+class Recorder:
+    """Writes the calls of one rank in one group."""
+
+    def __init__(self, box: _native.BlackBox, info: GroupInfo) -> None:
+        self._box = box
+        self._info = info
+        self._name = ""
+        self._group = 0
+
+    def record(self, ticket: Ticket, timeout: float) -> None:
+        """Of a ticket that has its seq and has not been handed over."""
+        # torch tells a group its name after it was made.
+        if self._name != self._info.name:
+            self._name = self._info.name
+            self._group = self._box.remember(group_text(self._info))
+        call, sizes = ticket.call, _sizes(ticket)
+        dtype = ticket.dtype if call is None else call.dtype
+        sent, received = (_bytes_of(call.inputs), _bytes_of(call.outputs)) if call is not None else _moved(ticket)
+        number = self._box.begin(
+            self._group,
+            _native.OP_NUMBERS[ticket.op],
+            NO_REDUCE_OP if call is None else call.reduce_op,
+            ticket.peer if call is None else call.root,
+            0 if dtype is None else DTYPE_CODES.get(dtype, 0),
+            ticket.count if call is None else call.count,
+            ticket.tag,
+            sent,
+            received,
+            timeout,
+            True,
+            sizes,
+        )
+        self._box.number(number, ticket.seq)
+        self._box.start(number)
+        ticket.on_end = partial(self._box.end, number)
+
+
+def _sizes(ticket: Ticket) -> tuple[int, ...] | list[int]:
+    if ticket.call is not None:
+        return sizes_of(ticket.call)
+    assert ticket.tensor is not None
+    return ticket.tensor.shape
+
+
+def _moved(ticket: Ticket) -> tuple[int, int]:
+    """Bytes that a message sends and receives."""
+    assert ticket.tensor is not None
+    return (ticket.tensor.nbytes, 0) if ticket.op == "send" else (0, ticket.tensor.nbytes)
+
+
+def _bytes_of(blocks: Blocks | None) -> int:
+    return 0 if blocks is None else sum(tensor.nbytes for tensor in blocks.tensors)

@@ -1,0 +1,129 @@
+"""Black boxes made by hand, byte by byte, as _core/black_box.hpp lays them out."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phalanx import _native
+from phalanx.debug.records import Box, read_box
+from phalanx.types import DTYPE_CODES, REDUCE_OP_NAMES
+
+ARENA_BYTES = 262144
+RECORDS_OFFSET = 4096 + ARENA_BYTES
+RECORD_BYTES = 128
+# Where a box's own clock begins, in nanoseconds since the epoch.
+EPOCH = 1_700_000_000_000_000_000
+SECOND = 1_000_000_000
+# A process that there is not: no number is that high.
+NOBODY = (2**30, 1)
+
+STATES = {"scheduled": 1, "started": 2, "completed": 3, "failed": 4}
+DTYPES = {str(dtype).removeprefix("torch."): code for dtype, code in DTYPE_CODES.items()}
+BYTES = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in DTYPE_CODES}
+
+
+@dataclass
+class Call:
+    """A record to be. Times are seconds of the box's own clock; `rank` and `ranks` are the group's."""
+
+    op: str = "all_reduce"
+    seq: int = 1
+    state: str = "completed"
+    group: str = "default_pg"
+    desc: str = ""
+    rank: int | None = None  # the box's own, unless given
+    ranks: tuple[int, ...] | None = None  # those of the world, unless given
+    count: int = 4
+    dtype: str | None = "float32"
+    reduce_op: str | None = "SUM"
+    peer: int = -1
+    tag: int = 0
+    at: float = 1.0
+    took: float = 0.001
+    began: bool = True
+    line: int = 20
+    function: str = "step"
+    flags: int = 0
+    sizes: tuple[int, ...] = ()
+    timeout_ms: int = 30_000
+    bytes_in: int | None = None
+    bytes_out: int | None = None
+    filename: str = field(default_factory=lambda: str(Path.cwd() / "train.py"))
+
+
+def collective(op: str, seq: int = 1, **fields: object) -> Call:
+    reduce_op = "SUM" if op in ("all_reduce", "reduce", "reduce_scatter") else None
+    return Call(**({"op": op, "seq": seq, "reduce_op": reduce_op} | fields))  # type: ignore[arg-type]
+
+
+def message(op: str, peer: int, seq: int = 1, **fields: object) -> Call:
+    return Call(**({"op": op, "seq": seq, "peer": peer, "reduce_op": None} | fields))  # type: ignore[arg-type]
+
+
+def make_box(
+    *calls: Call,
+    rank: int = 0,
+    world_size: int = 2,
+    pid: int = NOBODY[0],
+    start: int = NOBODY[1],
+    ending: int = 0,
+    capacity: int = 16,
+    program: str = "train.py",
+) -> bytearray:
+    """The bytes of a box that these calls were made in, one after another."""
+    arena = bytearray(b"\0")
+    offsets: dict[str, int] = {}
+
+    def remember(*parts: object) -> int:
+        text = "\x1f".join(map(str, parts))
+        if text not in offsets:
+            offsets[text] = len(arena)
+            arena.extend(text.encode() + b"\0")
+        return offsets[text]
+
+    records = bytearray(capacity * RECORD_BYTES)
+    for number, call in enumerate(calls, 1):
+        own = rank if call.rank is None else call.rank
+        ranks = tuple(range(world_size)) if call.ranks is None else call.ranks
+        group = remember(call.group, call.desc, own, ",".join(map(str, ranks)))
+        place = remember(call.filename, call.line, call.function) if call.line else 0
+        created = int(call.at * SECOND)
+        started = created if call.state != "scheduled" and call.began else 0
+        ended = created + int(call.took * SECOND) if call.state in ("completed", "failed") else 0
+        size = max(call.count, 0) * BYTES.get(call.dtype or "", 1)
+        offset = (number - 1) % capacity * RECORD_BYTES
+        struct.pack_into("<QIIQq", records, offset, number, STATES[call.state], group, call.seq, call.count)
+        struct.pack_into(
+            "<QQ",
+            records,
+            offset + 32,
+            size if call.bytes_in is None else call.bytes_in,
+            size if call.bytes_out is None else call.bytes_out,
+        )
+        struct.pack_into("<qqq", records, offset + 48, created, started, ended)
+        struct.pack_into("<IIi", records, offset + 72, place, call.tag, call.peer)
+        struct.pack_into(
+            "<BbBBB",
+            records,
+            offset + 84,
+            _native.OPS.index(call.op),
+            -1 if call.reduce_op is None else REDUCE_OP_NAMES.index(call.reduce_op),
+            0 if call.dtype is None else DTYPES[call.dtype],
+            call.flags,
+            len(call.sizes),
+        )
+        struct.pack_into("<I", records, offset + 92, call.timeout_ms)
+        kept = call.sizes[:8]
+        struct.pack_into(f"<{len(kept)}I", records, offset + 96, *kept)
+    header = bytearray(4096)
+    struct.pack_into("<8sIIII", header, 0, b"PHXBOX01", 1, capacity, ARENA_BYTES, RECORD_BYTES)
+    struct.pack_into("<qQqii", header, 24, pid, start, EPOCH, rank, world_size)
+    struct.pack_into("<QII", header, 56, len(calls), len(arena), ending)
+    struct.pack_into("<256s", header, 72, program.encode())
+    return header + arena.ljust(ARENA_BYTES, b"\0") + records
+
+
+def box_of(*calls: Call, **header: int) -> Box:
+    return read_box(make_box(*calls, **header))  # type: ignore[arg-type]
