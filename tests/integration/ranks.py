@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import inspect
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
@@ -235,6 +236,19 @@ def until(holds: Callable[[], bool], what: str, timeout: float = 30) -> None:
     while not holds():
         assert time.monotonic() < deadline, what
         os.sched_yield()
+
+
+def place(function: Callable[..., Any], text: str) -> str:
+    """How errors name the first line of a function that has this text."""
+    lines, first = inspect.getsourcelines(function)
+    number = next(number for number, line in enumerate(lines, first) if text in line)
+    return f"{os.path.relpath(inspect.getfile(function))}:{number}, in {function.__name__}"
+
+
+def outline(text: str) -> str:
+    """An error's first line and its last one, which says what to do next, without what it tells in between."""
+    first, *_, last = text.splitlines()
+    return f"{first}\n{last}"
 
 
 def run(function: Callable[..., Any], size: int, folder: Path, *args: object, timeout: float = 60) -> list[End]:

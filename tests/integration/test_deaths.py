@@ -6,7 +6,6 @@ that how it died can be seen on every kernel; one test is about those whom the p
 
 from __future__ import annotations
 
-import inspect
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Here, World, values
+from ranks import Here, World, place, values
 
 import phalanx
 
@@ -34,7 +33,7 @@ def _raise() -> None:
     raise DataError("shard 7 is empty")
 
 
-_RAISED_AT = f"{os.path.relpath(__file__)}:{inspect.getsourcelines(_raise)[1] + 1}, in _raise"
+_RAISED_AT = place(_raise, "raise DataError")
 
 _DEATHS: dict[str, Callable[[], object]] = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -63,7 +62,8 @@ def _lost(call: Callable[[], object]) -> dict[str, Any]:
     head, _, said = str(error).partition(f"rank {error.rank}: ")
     # So it begins where a peer was faster.
     said = said.removeprefix("the group is broken: ")
-    return {"peer": error.peer, "exception": error.exception, "head": head, "said": said}
+    parts = {"peer": error.peer, "exception": error.exception, "frames": error.frames}
+    return {**parts, "head": head, "said": said}
 
 
 def _start(op: str) -> dist.Work:
@@ -137,6 +137,11 @@ def _watch(folder: Path, death: str, call: str, waiting: bool) -> tuple[list[dic
 def test_every_way_to_die_is_told(death: str, waiting: bool, tmp_path: Path) -> None:
     told, codes = _watch(tmp_path, death, "sync", waiting)
     assert codes[:2] == [0, 0]
+    waited = f" waited for it in all_reduce, seq 2, at {place(_CALLS['sync'], 'dist.all_reduce')}"
+    last_calls = [
+        "  the last calls of rank 2:",
+        f"    barrier, seq 1, group 'default_pg', at {place(_meet, 'dist.barrier')} (completed)",
+    ]
     for one in told:
         assert one["head"] == "[PEER_LOST] all_reduce, seq 2, group 'default_pg', "
         assert one["peer"] == 2
@@ -145,15 +150,17 @@ def test_every_way_to_die_is_told(death: str, waiting: bool, tmp_path: Path) -> 
             # Who has an exception to tell does not wait for the code.
             first = first.replace(_TOLD[death], "rank 2 ended").replace("rank 2 ended", _TOLD[death])
         assert first.startswith(f"{_TOLD[death]} while rank ")
-        assert first.endswith(" waited for it in all_reduce, seq 2")
+        assert first.endswith(waited)
         if death == "exception":
             words = f"{DataError.__module__}.DataError: shard 7 is empty ({_RAISED_AT})"
-            assert more == [f"  the first exception of rank 2: {words}"]
+            frames = [f"    {frame}" for frame in one["frames"]]
+            assert more == [f"  the first exception of rank 2: {words}", *frames, *last_calls]
             assert one["exception"] == words
+            assert one["frames"][-1] == f'{_RAISED_AT}: raise DataError("shard 7 is empty")'
             assert last.startswith("  Next: mend what raised on rank 2")
         else:
-            assert more == []
-            assert one["exception"] is None
+            assert more == last_calls
+            assert (one["exception"], one["frames"]) == (None, ())
             assert last.startswith("  Next: look ")
     # The failure is one and the same, whoever found it.
     assert told[0]["said"] == told[1]["said"]
@@ -421,10 +428,11 @@ def test_a_rank_that_stands_still_until_the_timeout_is_missing(tmp_path: Path) -
     assert world.processes[0].exitcode == 0
     world.signal(1, signal.SIGCONT)
     first, second = world.ends()
-    assert first.value.startswith(
+    assert first.value.splitlines()[0] == (
         "[MISSING] all_reduce, seq 2, group 'default_pg', rank 0: gave up after a timeout of 0.4 s: rank 1 did not come"
     )
-    assert "the group is broken: rank 0 gave up on all_reduce, seq 2 when its timeout ran out" in second.value
+    what = f"all_reduce, seq 2, at {place(_stopped, 'dist.all_reduce')}"
+    assert f"the group is broken: rank 0 gave up on {what} when its timeout ran out" in second.value
 
 
 def _overtaken(here: Here) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Here, run
+from ranks import Here, place, run
 
 
 def _calls(kind: str, odd: bool) -> None:
@@ -92,10 +92,16 @@ def _report(here: Here) -> None:
 
 
 def test_the_report_in_full(tmp_path: Path) -> None:
-    assert run(_report, 2, tmp_path)[0].text.splitlines() == [
-        "[MISMATCH:DTYPE] all_reduce, seq 1, group 'default_pg', rank 0: ranks 0 and 1 disagree about the dtype",
-        "  rank 0: all_reduce(MAX, 6 elements of float32)",
-        "  rank 1: all_reduce(MAX, 4 elements of int32)",
-        "  Next: give tensors of one dtype on all ranks, or look for a call that one of them left out; "
-        "this group can't be used any more",
-    ]
+    for rank, end in enumerate(run(_report, 2, tmp_path)):
+        assert end.text.splitlines() == [
+            f"[MISMATCH:DTYPE] all_reduce, seq 1, group 'default_pg', rank {rank}: ranks disagree about the dtype",
+            "  the group has ranks 0, 1",
+            "  rank 0: all_reduce(MAX, 6 elements of float32)  <-- float32",
+            f"    at {place(_report, 'dist.all_reduce')}",
+            "  rank 1: all_reduce(MAX, 4 elements of int32)  <-- int32",
+            f"    at {place(_report, 'dist.all_reduce')}",
+            "  no majority: any of these may be the one to mend",
+            "  last completed call of all ranks: none",
+            "  Next: give tensors of one dtype on all ranks, or look for a call that one of them left out; "
+            "this group can't be used any more",
+        ]

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ranks import Here, World, shared_files, values
 
 import phalanx
+from phalanx.debug.own_box import own_box
 
 _LARGE = 4_000_000  # elements; far more than fits into a channel
 
@@ -130,18 +131,15 @@ def test_abort_ends_the_waits_of_a_group_that_a_death_has_broken(tmp_path: Path)
 
 
 def _holdings() -> tuple[set[str], set[str], list[str]]:
-    """Threads, file descriptors and segments of this process."""
+    """Threads, file descriptors, and segments and black boxes of this process."""
     gc.collect()
     threads = {f"{task} {_text(f'/proc/self/task/{task}/comm')}" for task in os.listdir("/proc/self/task")}
     fds = set()
     for fd in os.listdir("/proc/self/fd"):
         if os.path.lexists(f"/proc/self/fd/{fd}"):
             fds.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
-    return (
-        threads,
-        fds,
-        [line for line in _text("/proc/self/maps").splitlines() if "phalanx" in line and ".so" not in line],
-    )
+    maps = [line for line in _text("/proc/self/maps").splitlines() if "phalanx" in line or line.endswith(".box")]
+    return threads, fds, [line for line in maps if ".so" not in line]
 
 
 def _text(path: str) -> str:
@@ -172,7 +170,7 @@ def _receive(group: Any) -> None:
     group.recv(torch.ones(3), 1).wait()
 
 
-def _destroy(here: Here) -> list[str]:
+def _destroy(here: Here) -> tuple[list[str], Path]:
     before = _holdings()
     here.init()
     dist.all_reduce(torch.ones(1))
@@ -209,9 +207,14 @@ def _destroy(here: Here) -> list[str]:
         dist.destroy_process_group()
     del kept
     after = _holdings()
-    left = [str(now - then) for now, then in zip(after[:2], before[:2], strict=True) if now - then]
+    folder, box = own_box().folder, own_box().path
+    assert folder is not None
+    # The black box belongs to the process until its end: one lock of its job's folder, and the box itself.
+    assert [fd.partition(" ")[2] for fd in after[1] - before[1]] == [f"{folder}/lock"]
+    assert [line.rpartition(" ")[2] for line in after[2]] == [box]
+    left = sorted(after[0] - before[0])
     wrong = [text for text in errors if "the group was destroyed on this rank" not in text]
-    return left + after[2] + wrong + ([_children()] if _children() else [])
+    return left + wrong + ([_children()] if _children() else []), folder
 
 
 def test_a_group_is_destroyed_while_calls_are_under_way(tmp_path: Path) -> None:
@@ -223,8 +226,10 @@ def test_a_group_is_destroyed_while_calls_are_under_way(tmp_path: Path) -> None:
     world.tell(1)
     for end in world.ends():
         assert end.error is None, end.trace
-        assert end.value == []
+        left, folder = end.value
+        assert left == []
         assert end.exitcode == 0
+        assert not folder.exists()
     assert shared_files() <= before
 
 

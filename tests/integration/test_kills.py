@@ -93,6 +93,7 @@ def test_judges_what_is_right_to_be_right() -> None:
     ("error", "words"),
     [
         (_lost("rank 2 died: SIGKILL"), "rank 1 is not named"),
+        (_lost("rank 2 died: SIGKILL\n  the last calls of rank 2:\n    send to rank 1"), "rank 1 is not named"),
         (_lost("rank 1 died: SIGSEGV"), "how rank 1 died is not told or wrong"),
         (_lost("rank 1 died: exit code 9"), "how rank 1 died is not told or wrong"),
         (_lost("rank 1 died: SIGKILL", ranks=(0, 2)), "all ranks of the group live"),
@@ -164,10 +165,10 @@ def test_judges_growth() -> None:
     threads = {"ours": 2, "others": 2, "names": ["python", "phalanx"]}
     flat = [{"calls": i, "memory": 100 << 20, "threads": threads, "fds": 9} for i in range(mixed.SAMPLES)]
     assert mixed.judge(flat) == []
-    for whose, num in (("ours", 4), ("others", 3)):
+    for whose, num in (("ours", 5), ("others", 3)):
         late = [sample | {"threads": threads | {whose: num}} for sample in flat[-3:]]
         assert f"threads grew, {whose}" in mixed.judge([*flat[:-3], *late])[0]
-    assert mixed.judge([*flat[:-3], *(sample | {"threads": threads | {"ours": 3}} for sample in flat[-3:])]) == []
+    assert mixed.judge([*flat[:-3], *(sample | {"threads": threads | {"ours": 4}} for sample in flat[-3:])]) == []
     leak = [sample | {"memory": sample["memory"] + i * (1 << 20)} for i, sample in enumerate(flat)]
     assert "private memory grew" in mixed.judge(leak)[0]
     assert "fds grew" in mixed.judge([*flat[:-1], flat[-1] | {"fds": 10}])[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
 import multiprocessing
 import os
 import platform
@@ -14,13 +13,13 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from ranks import Here, World
+from ranks import Here, World, place
 
 import phalanx
 
@@ -33,17 +32,23 @@ def _raise() -> None:
     raise DataError("shard 7 is empty")
 
 
-_WORDS = (
-    f"{DataError.__module__}.DataError: shard 7 is empty "
-    f"({os.path.relpath(__file__)}:{inspect.getsourcelines(_raise)[1] + 1}, in _raise)"
-)
+_RAISED_AT = place(_raise, "raise DataError")
+_WORDS = f"{DataError.__module__}.DataError: shard 7 is empty ({_RAISED_AT})"
 
 
-def _told() -> tuple[str, str | None]:
+class Told(NamedTuple):
+    """The parts of a PeerLost."""
+
+    message: str
+    exception: str | None
+    frames: tuple[str, ...]
+
+
+def _told() -> Told:
     with pytest.raises(phalanx.PeerLost) as caught:
         dist.all_reduce(torch.ones(1))
     assert caught.value.peer == 1
-    return caught.value.message, caught.value.exception
+    return Told(caught.value.message, caught.value.exception, caught.value.frames)
 
 
 def _in_main() -> None:
@@ -93,7 +98,7 @@ _ENDS: dict[str, Callable[[], None]] = {
 }
 
 
-def _meet(here: Here, end: str) -> tuple[str, str | None] | None:
+def _meet(here: Here, end: str) -> Told | None:
     here.init()
     dist.barrier()
     if here.rank == 1:
@@ -102,55 +107,70 @@ def _meet(here: Here, end: str) -> tuple[str, str | None] | None:
     return _told()
 
 
-def _survivor(folder: Path, end: str, way: str) -> tuple[str, str | None, int | None, str]:
+_WAITED = f"while rank 0 waited for it in all_reduce, seq 2, at {place(_told, 'dist.all_reduce')}"
+_LAST_CALLS = (
+    "\n  the last calls of rank 1:"
+    f"\n    barrier, seq 1, group 'default_pg', at {place(_meet, 'dist.barrier')} (completed)"
+)
+# Of the traceback, what is not of the way in which a process is started.
+_FRAMES = {
+    "main": [(_meet, "_ENDS[end]()"), (_in_main, "_raise()"), (_raise, 'raise DataError("shard 7 is empty")')],
+    "thread": [(_raise, 'raise DataError("shard 7 is empty")')],
+    "finally": [(_in_finally, "_raise()"), (_raise, 'raise DataError("shard 7 is empty")')],
+}
+
+
+def _survivor(folder: Path, end: str, way: str) -> tuple[Told, int | None, str]:
     world = World(_meet, 2, folder, end, way=("call", way))
     world.keep_dead()
     first, second = world.ends()
     assert first.error is None, first.trace
-    return *first.value, second.exitcode, world.output(1)
+    return first.value, second.exitcode, world.output(1)
 
 
 @pytest.mark.parametrize("way", ["short program", "child"])
 @pytest.mark.parametrize("end", ["main", "thread", "finally"])
 def test_peers_are_told_of_the_exception(end: str, way: str, tmp_path: Path) -> None:
-    message, exception, code, output = _survivor(tmp_path, end, way)
-    assert exception == _WORDS
+    told, code, output = _survivor(tmp_path, end, way)
+    assert told.exception == _WORDS
+    frames = [f"{place(function, text)}: {text}" for function, text in _FRAMES[end]]
+    assert list(told.frames[-len(frames) :]) == frames
+    assert len(told.frames) == len(frames) or end == "main"
     what = "left the group (it was destroyed there)" if end == "finally" else "ended"
     # Who has an exception to tell does not wait for the code.
-    message = re.sub(r"ended \(exit code \d\)", "ended", message)
-    assert message == (
-        f"rank 1 {what} while rank 0 waited for it in all_reduce, seq 2\n  the first exception of rank 1: {_WORDS}"
-    )
+    message = re.sub(r"ended \(exit code \d\)", "ended", told.message)
+    traceback = "".join(f"\n    {frame}" for frame in told.frames)
+    assert message == (f"rank 1 {what} {_WAITED}\n  the first exception of rank 1: {_WORDS}{traceback}{_LAST_CALLS}")
     assert code == (end != "thread")
     # The rank itself still says it, too.
     assert "DataError: shard 7 is empty" in output
 
 
 def test_peers_are_told_of_the_exception_of_a_whole_program(tmp_path: Path) -> None:
-    message, exception, code, _ = _survivor(tmp_path, "main", "program")
+    told, code, _ = _survivor(tmp_path, "main", "program")
     # The interpreter may take longer than peers wait for it.
-    assert message.startswith(("rank 1 ended (exit code 1) while", "rank 1 ended while"))
-    assert exception == _WORDS
+    assert told.message.startswith(("rank 1 ended (exit code 1) while", "rank 1 ended while"))
+    assert told.exception == _WORDS
+    assert told.frames[-1] == f'{_RAISED_AT}: raise DataError("shard 7 is empty")'
     assert code == 1
 
 
 def test_an_exception_that_was_caught_is_no_reason(tmp_path: Path) -> None:
-    message, exception, code, _ = _survivor(tmp_path, "caught", "short program")
-    assert message == "rank 1 ended (exit code 0) while rank 0 waited for it in all_reduce, seq 2"
-    assert exception is None
+    told, code, _ = _survivor(tmp_path, "caught", "short program")
+    assert told == Told(f"rank 1 ended (exit code 0) {_WAITED}{_LAST_CALLS}", None, ())
     assert code == 0
 
 
-def test_an_exception_with_several_lines(tmp_path: Path) -> None:
-    _, exception, _, _ = _survivor(tmp_path, "another", "short program")
-    assert exception is not None
-    assert exception.startswith(f"ValueError: no data\nno training ({os.path.relpath(__file__)}:")
+def test_an_exception_with_several_lines_is_told_in_one(tmp_path: Path) -> None:
+    told, _, _ = _survivor(tmp_path, "another", "short program")
+    raised_at = place(_in_another_call, "raise ValueError")
+    assert told.exception == f"ValueError: no data; no training ({raised_at})"
+    assert told.frames[-1].startswith(f"{raised_at}: raise ValueError(")
 
 
 def test_an_exit_is_no_exception(tmp_path: Path) -> None:
-    message, exception, code, _ = _survivor(tmp_path, "exit in finally", "short program")
-    assert message.startswith("rank 1 left the group (it was destroyed there) while")
-    assert exception is None
+    told, code, _ = _survivor(tmp_path, "exit in finally", "short program")
+    assert told == Told(f"rank 1 left the group (it was destroyed there) {_WAITED}{_LAST_CALLS}", None, ())
     assert code == 4
 
 
@@ -162,7 +182,7 @@ def _worker(rank: int, folder: Path) -> None:
     dist.barrier()
     if rank == 1:
         _raise()
-    (folder / f"told{rank}").write_text("".join(map(str, _told())))
+    (folder / f"told{rank}").write_text(_told().message)
 
 
 def test_peers_are_told_under_torch_multiprocessing(tmp_path: Path) -> None:
@@ -222,11 +242,11 @@ def _going_down(here: Here) -> None:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries do not tell a process its exit code")
 def test_the_exit_code_of_a_process_that_is_still_going_down(tmp_path: Path) -> None:
     world = World(_going_down, 2, tmp_path, way=("call", "program"))
-    message, exception = world.told(0)
+    told = world.told(0)
     world.signal(1, signal.SIGKILL)
     world.ends()
-    assert message.startswith("rank 1 ended (exit code 7) while rank 0 waited for it in all_reduce")
-    assert exception is None
+    assert told.message.startswith("rank 1 ended (exit code 7) while rank 0 waited for it in all_reduce")
+    assert told.exception is None
 
 
 _TRAINING = """

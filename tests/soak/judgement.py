@@ -121,9 +121,10 @@ def _judge_errors(scenario: Scenario, facts: Facts, rank: int) -> Iterable[str]:
 
 
 def _names(error: Error, rank: int) -> bool:
-    """By its rank in the group or its global one."""
+    """By its rank in the group or its global one, in the first line: those below name peers of its last calls, too."""
+    first = error.text.partition("\n")[0]
     return rank in error.ranks and any(
-        re.search(rf"\branks? {number}\b", error.text) for number in (rank, error.ranks.index(rank))
+        re.search(rf"\branks? {number}\b", first) for number in (rank, error.ranks.index(rank))
     )
 
 
@@ -133,10 +134,11 @@ def _tells_how(scenario: Scenario, text: str) -> bool:
         return True  # it leaves in order, before anybody knows with which code
     if scenario.death == "exception":
         return VictimError.__name__ in text and scenario.words in text
-    if re.search(signals.get(scenario.death) or rf"(exit|code|status)\D*\b{scenario.code}\b", text):
+    first = text.partition("\n")[0]
+    if re.search(signals.get(scenario.death) or rf"(exit|code|status)\D*\b{scenario.code}\b", first):
         return True
     # The parent may have been faster than the peers, and older kernels do not keep the cause for them.
-    return not scenario.reaped_late and bool(re.search("not visible|not known|unknown", text))
+    return not scenario.reaped_late and bool(re.search("not visible|not known|unknown", first))
 
 
 def detail(facts: Facts) -> str:

@@ -228,8 +228,9 @@ def supervise(
     }
 
 
-# The progress thread, and of those that complete futures the two that stay; the program's, and the store's on rank 0.
-MOST_THREADS = {"ours": 3, "others": 1}
+# The progress thread, the one that answers peers, and of those that complete futures the two that stay; the program's,
+# and the store's on rank 0.
+MOST_THREADS = {"ours": 4, "others": 1}
 
 
 def growth(taken: list[dict[str, Any]]) -> int:

@@ -35,9 +35,13 @@ class Holdings:
 
     def beyond(self, before: Holdings) -> list[str]:
         """What is held now and was not before, one line each. A thread or file that was replaced by another counts."""
+        fds = sorted(self.fds - before.fds)
+        # The black box belongs to the process until its end, and with it the lock of its job's folder, once.
+        locks = [fd for fd in fds if fd.partition(" -> ")[2] == _job_lock()]
+        fds = [fd for fd in fds if fd not in locks[:1]]
         return [
             *(f"thread {thread}" for thread in sorted(self.threads - before.threads)),
-            *(f"file descriptor {fd}" for fd in sorted(self.fds - before.fds)),
+            *(f"file descriptor {fd}" for fd in fds),
             *(f"segment {segment}" for segment in sorted(self.segments - before.segments)),
         ]
 
@@ -74,6 +78,12 @@ def left_files(before: set[str], seconds: float) -> list[str]:
         if not left or time.monotonic() > deadline:
             return sorted(left)
         os.sched_yield()
+
+
+def _job_lock() -> str:
+    from phalanx.debug.own_box import own_box
+
+    return f"{own_box().folder}/lock"
 
 
 def _text(path: str) -> str:

@@ -25,8 +25,15 @@ def test_ranks_that_disagree_are_told_before_the_others_come(schedule: str) -> N
         return str(caught.value)
 
     results = pt.run(disagree, 3, schedule=schedule)
-    assert all("ranks 0 and 1 disagree" in text for text in results)
-    assert "the group is broken" in results[2]
+    for rank, text in enumerate(results):
+        first, *lines = text.splitlines()
+        broken = "the group is broken: " if rank == 2 else ""
+        assert first.endswith(f"seq 1, group 'default_pg', rank {rank}: {broken}ranks disagree about the op")
+        assert [line for line in lines if line.startswith("  rank ")] == [
+            "  rank 0: all_reduce(SUM, 1 element of float32)  <-- all_reduce",
+            "  rank 1: barrier()  <-- barrier",
+            "  rank 2: had not made this call",
+        ]
 
 
 @pytest.mark.parametrize("schedule", ["round robin", "random", "free"])

@@ -221,23 +221,6 @@ void Call::note_shapes(int peer) noexcept {
   lines_.note({seq_, request_->op, {side(std::min(rank(), peer)), side(std::max(rank(), peer))}});
 }
 
-void Call::testify(int witness, std::uint64_t seq) noexcept {
-  Testimony& testimony = segment_.testimony(witness);
-  const Control& control = segment_.control(witness);
-  const auto where = [&](const Descriptor& call, auto& text) {
-    std::snprintf(text, sizeof(text), "%s", lines_.location_text(witness, call.location).c_str());
-  };
-  testimony.arrived = is_for(control.words[seq % kRing].load(std::memory_order_acquire), seq) ? 1 : 0;
-  if (testimony.arrived != 0) {
-    testimony.call = segment_.descriptor(witness, seq);
-    where(testimony.call, testimony.call_where);
-  }
-  // Ranks that do not wait may have got further: what matters is what came before.
-  const std::uint64_t completed = std::min(control.completed.load(std::memory_order_acquire), seq - 1);
-  testimony.completed = completed != 0 ? segment_.descriptor(witness, completed) : Descriptor{};
-  where(testimony.completed, testimony.completed_where);
-}
-
 void Call::report_mismatch(int peer, std::uint64_t seq) noexcept {
   const auto until = Clock::now() + kGrace;
   const auto is_awaited = [&](int other) {
@@ -266,7 +249,10 @@ void Call::fail(int one, int other, std::uint64_t seq, const Misfit& misfit) noe
   failure.op = request_->op;
   failure.misfit = misfit;
   lines_.fail(failure, [&] {
-    for (int witness = 0; witness < size(); ++witness) testify(witness, seq);
+    for (int witness = 0; witness < size(); ++witness) {
+      const bool arrived = is_for(segment_.control(witness).words[seq % kRing].load(std::memory_order_acquire), seq);
+      lines_.testify(witness, arrived ? seq : 0, seq - 1);
+    }
   });
 }
 

@@ -116,7 +116,6 @@ class Call {
   void fail(int one, int other, std::uint64_t seq, const Misfit& misfit) noexcept;
   void note_shapes(int peer) noexcept;
   void describe() noexcept;
-  void testify(int rank, std::uint64_t seq) noexcept;
   std::uint64_t result_hash() const noexcept;
   bool step();
   bool reached(Peers peers, Counter counter, std::uint64_t value);

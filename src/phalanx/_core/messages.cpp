@@ -146,7 +146,9 @@ void Messages::accept(int from, std::uint64_t number, const Envelope& envelope, 
     };
     set_where(failure.where[0], member_->lines.location_text(from, envelope.location));
     set_where(failure.where[1], ticket->origin.text());
-    member_->lines.fail(failure);
+    member_->lines.fail(failure, [&] {
+      for (int rank = 0; rank < member_->size(); ++rank) member_->lines.testify(rank, 0, UINT64_MAX);
+    });
     return end(ticket, Result::failed);
   }
   if (envelope.bytes > kInlineBytes) {
@@ -427,8 +429,10 @@ void Messages::check() {
       if (!out_[at(peer)].empty() || !in_[at(peer)].empty()) fail_with(peer);
     }
     if (num_posted_any_ > 0 && gone.size() + 1 == at(member_->size())) {
-      const int peer = gone.front();
-      member_->report_gone(doing(*posted_.front()), peer);
+      // Of several the one that has an exception to tell.
+      const auto told = std::find_if(gone.begin(), gone.end(),
+                                     [&](int peer) { return !member_->lines.last_words(peer).empty(); });
+      member_->report_gone(doing(*posted_.front()), told != gone.end() ? *told : gone.front());
       return end_all(Result::failed);
     }
   }

@@ -1,6 +1,7 @@
 #include "waiting.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -253,6 +254,21 @@ std::string Lines::location_text(int rank, std::uint32_t id) const {
   std::string text = line.text.read();
   std::atomic_thread_fence(std::memory_order_acquire);
   return line.id.load(std::memory_order_relaxed) == id ? text : std::string();
+}
+
+void Lines::testify(int rank, std::uint64_t called, std::uint64_t latest) noexcept {
+  Testimony& testimony = segment_.testimony(rank);
+  const auto set = [&](std::uint64_t seq, Descriptor& call, auto& where) {
+    call = seq != 0 ? segment_.descriptor(rank, seq) : Descriptor{};
+    // Gone by now, where the rank is far ahead.
+    if (call.seq != seq) call = Descriptor{};
+    std::snprintf(where, sizeof(where), "%s", location_text(rank, call.location).c_str());
+  };
+  testimony.arrived = called != 0 ? 1 : 0;
+  set(called, testimony.call, testimony.call_where);
+  // Ranks that do not wait may have got further: what matters is what came before.
+  const std::uint64_t completed = segment_.control(rank).completed.load(std::memory_order_acquire);
+  set(std::min(completed, latest), testimony.completed, testimony.completed_where);
 }
 
 void Lines::note(ShapeNote note) {

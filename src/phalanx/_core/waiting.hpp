@@ -128,6 +128,9 @@ class Lines {
   void place(const Location* location) noexcept;
   // Empty where it is not known, or not known any more.
   std::string location_text(int rank, std::uint32_t id) const;
+  // Writes down, for the failure that this rank has claimed, what a rank called (0: nothing) and the last call that it
+  // completed, of those up to `latest`.
+  void testify(int rank, std::uint64_t called, std::uint64_t latest) noexcept;
   // To be told to the user, once.
   void note(ShapeNote note);
   std::optional<ShapeNote> take_note();

@@ -109,12 +109,13 @@ def _look_for(asker: Asker, rank: int, seq: int, since_ns: int, patience: float)
     if not answer:
         return _Finding(_without_answer(pid), last, [])
     here = Whereabouts.unpack(answer)
-    # A call of its own that has just failed is what it waited in, like those that wait for it.
-    pending = [record for record in records.calls if record.state in _PENDING] or [
-        record for record in records.calls[-1:] if record.state == "failed"
-    ]
+    pending = [record for record in records.calls if record.state in _PENDING]
     if here.in_call and pending:
         return _Finding(_in_call(asker, pending[-1], seq), last, here.stack)
+    for record in records.calls[-1:]:
+        # One that has failed meanwhile is what it waited in while this rank waited for it.
+        if record.state == "failed" and (record.ended_ns or 0) > since_ns + records.offset_ns:
+            return _Finding(_in_call(asker, record, seq), last, here.stack)
     where = f", at {here.where}" if here.where else ""
     num_since = sum(1 for record in completed if record.created_ns > since_ns + records.offset_ns)
     if num_since:

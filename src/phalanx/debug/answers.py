@@ -48,17 +48,20 @@ class Whereabouts(NamedTuple):
 
 
 def describe_frame(frame: FrameType | None) -> Whereabouts:
-    entries = [] if frame is None else traceback.extract_stack(frame)
-    in_call, where = False, ""
-    for entry in reversed(entries):
-        if not is_framework(entry.filename):
-            where = f"{short_path(entry.filename)}:{entry.lineno}, in {entry.name}"
-            break
-        in_call = in_call or is_ours(entry.filename)
-    # How the program was started does not matter.
-    entries = list(itertools.dropwhile(lambda entry: _is_start(entry.filename), entries)) or entries
-    lines = [f"{short_path(entry.filename)}:{entry.lineno}, in {entry.name}" for entry in entries[-_MOST_FRAMES:]]
-    return Whereabouts(in_call and bool(where), where, lines)
+    entries: list[traceback.FrameSummary] = [] if frame is None else list(traceback.extract_stack(frame))
+    own = [number for number, entry in enumerate(entries) if not is_framework(entry.filename)]
+    if not own:
+        return Whereabouts(False, "", [_describe(entry) for entry in entries[-_MOST_FRAMES:]])
+    below = list(itertools.takewhile(lambda entry: not is_ours(entry.filename), entries[own[-1] + 1 :]))
+    in_call = own[-1] + 1 + len(below) < len(entries)
+    # What we do in a call does not matter, nor torch's way to it, nor how the program was started.
+    above = itertools.dropwhile(lambda entry: _is_start(entry.filename), entries[: own[-1] + 1])
+    stack = [*above, *([] if in_call else below)]
+    return Whereabouts(in_call, _describe(entries[own[-1]]), [_describe(entry) for entry in stack[-_MOST_FRAMES:]])
+
+
+def _describe(entry: traceback.FrameSummary) -> str:
+    return f"{short_path(entry.filename)}:{entry.lineno}, in {entry.name}"
 
 
 def _is_start(filename: str) -> bool:

@@ -181,7 +181,7 @@ class _Watching(Observer):
     @_harmless(_no_lines)
     def absent(self, group: Any, info: GroupInfo, seq: int, missing: Sequence[int]) -> list[str]:
         if not isinstance(group, _native.Group):
-            lines: list[str] = group.absent(missing)
+            lines: list[str] = group.failure()["absent"]
             return lines
         seen = self._seen.get(group.token)
         return [] if seen is None else describe_absent(self._asker(seen), seq, missing, stacks=True)

@@ -124,7 +124,7 @@ def _explain_broken(
     if cause == _native.FAILURE_MISMATCH:
         return _mismatch(group, info, op, failure, broken)
     if cause == _native.FAILURE_MESSAGE:
-        return _misfit(info, here, failure, broken)
+        return _misfit(group, info, here, failure, broken)
     if cause == _native.FAILURE_TIMEOUT:
         own = failure["rank"] == info.rank and not was_broken and failure["op"] == _native.OP_NUMBERS.get(op)
         return _timeout(group, info, here, failure, timeout if own else None, broken)
@@ -218,7 +218,7 @@ def _timeout(
     if timeout is not None:
         message = f"gave up after a timeout of {timeout:g} s: "
     else:
-        message = f"{broken}{info.describe(failure['rank'])} gave up on {_what(failure)} when its timeout ran out: "
+        message = f"{broken}{info.describe(failure['rank'])} gave up on {_what(failure)}, when its timeout ran out: "
     hint = f"look at what {missing} did instead; if {they} only slow, raise the group's timeout"
     op, tag, others = _native.OPS[failure["op"]], failure["misfit"][-1], failure["text"]
     if op == "send":
@@ -287,8 +287,8 @@ def _what(failure: dict[str, Any]) -> str:
     return f"{_native.OPS[failure['op']]}, seq {failure['seq']}" + (f", at {where}" if where else "")
 
 
-def _misfit(info: GroupInfo, here: _Where, failure: dict[str, Any], broken: str) -> Mismatch:
-    report = describe_misfit(info, failure)
+def _misfit(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[str, Any], broken: str) -> Mismatch:
+    report = describe_misfit(info, failure, group.testimonies())
     return Mismatch(
         "\n".join([broken + report.about, *report.lines]),
         code=f"MISMATCH:{report.field}",

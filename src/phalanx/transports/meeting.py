@@ -231,6 +231,7 @@ class Meeting:
             self.posted.setdefault(received.rank, []).append(received)
             if not sent.ended:
                 self.sent.setdefault((sent.rank, sent.peer), deque()).append(sent)
+            self.testimonies = [(None, completed) for completed in self._completed]
             self.fail(
                 _native.FAILURE_MESSAGE,
                 rank=received.rank,
@@ -278,10 +279,8 @@ class Meeting:
                 "where": ("", ""),
             } | more
 
-    def expire(self, ticket: Ticket) -> None:
-        """Its time is up."""
-        if ticket.ended:
-            return
+    def expire(self, ticket: Ticket, absent: list[str]) -> None:
+        """Its time is up. `absent` are lines that say where those are who did not come."""
         if ticket.call is not None:
             missing = [rank for rank in range(self.size) if rank not in self.calls[ticket.seq]]
             more: dict[str, Any] = {}
@@ -290,7 +289,7 @@ class Meeting:
             arrived = [t.tag for peer in missing for t in self.sent.get((peer, ticket.rank), ())]
             others = "" if ticket.op == "send" else ", ".join(map(str, sorted(set(arrived))))
             more = {"peer": ticket.peer, "misfit": (0, 0, 0, 0, ticket.tag), "text": others}
-        more |= {"missing": missing, "where": (ticket.where, "")}
+        more |= {"missing": missing, "where": (ticket.where, ""), "absent": absent}
         self.fail(_native.FAILURE_TIMEOUT, rank=ticket.rank, op=ticket.op, seq=ticket.seq, late=ticket, **more)
 
     def owners_waited_for(self, ticket: Ticket) -> list[int]:
@@ -331,7 +330,9 @@ class Meeting:
             needed = gone if ticket.peer != _ANY_SOURCE or ticket.call is not None else gone[self.size - 2 :]
             if ticket.ended or not needed:
                 continue
-            first = next((rank for rank in needed if self.leaving[rank] or self.dead[rank]), needed[0])
+            ended = [rank for rank in gone if self.leaving[rank] or self.dead[rank]] or needed
+            # Of several the one that has an exception to tell.
+            first = next((rank for rank in ended if self.words[rank]), ended[0])
             self.break_with(
                 _native.FAILURE_LOST if self.dead[first] else _native.FAILURE_LEFT,
                 rank=ticket.rank,

@@ -3,7 +3,7 @@ same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from phalanx.transports.signatures import FIELDS, Facts, Signature, Sizes, dtype_name, dtype_width, elements
@@ -34,7 +34,7 @@ def describe_mismatch(
 ) -> Report:
     """`testimonies` has what each rank called, if it had, and the last call that it completed."""
     calls = {rank: Signature.from_native(call) for rank, (call, _) in enumerate(testimonies) if call is not None}
-    completed = [None if last is None else Signature.from_native(last) for _, last in testimonies]
+    completed = {rank: _last(testimonies, rank) for rank in range(info.size)}
     _, sent, _, expected, _ = failure["misfit"]
     if sent != expected:
         lines = _splits(info, failure, calls)
@@ -69,18 +69,26 @@ def describe_shapes(info: GroupInfo, op: str, seq: int, sides: Sequence[tuple[in
     )
 
 
-def describe_misfit(info: GroupInfo, failure: dict[str, Any]) -> Report:
+def describe_misfit(
+    info: GroupInfo, failure: dict[str, Any], testimonies: Sequence[tuple[Facts | None, Facts | None]]
+) -> Report:
     """Of a message that does not fit its receive."""
     sent_dtype, sent, expected_dtype, expected, tag = failure["misfit"]
     receiver, sender = info.describe(failure["rank"]), info.describe(failure["peer"])
     is_count = sent_dtype == expected_dtype and sent != expected
     about = "the number of elements" if is_count else "the dtype"
+    marks = [
+        elements(count) if is_count else dtype_name(dtype)
+        for dtype, count in ((sent_dtype, sent), (expected_dtype, expected))
+    ]
     sent_where, received_where = failure["where"]
     lines = [
-        f"{_INDENT}{sender}: send({elements(sent)} of {dtype_name(sent_dtype)}, to {receiver}, tag {tag})",
+        f"{_INDENT}{sender}: send({elements(sent)} of {dtype_name(sent_dtype)}, to {receiver}, tag {tag})  <-- {marks[0]}",
         f"{_INDENT}  at {sent_where or 'a line that is not known'}",
-        f"{_INDENT}{receiver}: recv({elements(expected)} of {dtype_name(expected_dtype)}, from {sender}, tag {tag})",
+        f"{_INDENT}{receiver}: recv({elements(expected)} of {dtype_name(expected_dtype)}, from {sender}, tag {tag})"
+        f"  <-- {marks[1]}",
         f"{_INDENT}  at {received_where or 'a line that is not known'}",
+        *_last_completed(info, {rank: _last(testimonies, rank) for rank in (failure["peer"], failure["rank"])}),
     ]
     return Report(
         "COUNT" if is_count else "DTYPE", f"{sender} and {receiver} disagree about {about} of a message", lines
@@ -154,12 +162,18 @@ def _side(info: GroupInfo, side: _Side, mark: str, *, shape: bool) -> list[str]:
     return lines
 
 
-def _last_completed(info: GroupInfo, completed: Sequence[Signature | None]) -> list[str]:
+def _last(testimonies: Sequence[tuple[Facts | None, Facts | None]], rank: int) -> Signature | None:
+    last = testimonies[rank][1]
+    return None if last is None else Signature.from_native(last)
+
+
+def _last_completed(info: GroupInfo, completed: Mapping[int, Signature | None]) -> list[str]:
     """The last call that each rank completed, those that say the same together."""
     said: dict[str, list[int]] = {}
-    for rank, call in enumerate(completed):
+    for rank, call in completed.items():
         text = "none" if call is None else f"{call.op}, seq {call.seq}, at {call.place()}"
         said.setdefault(text, []).append(rank)
     if len(said) == 1:
-        return [f"{_INDENT}last completed call of all ranks: {next(iter(said))}"]
+        whose = "all ranks" if len(completed) == info.size else "both"
+        return [f"{_INDENT}last completed call of {whose}: {next(iter(said))}"]
     return [f"{_INDENT}last completed call of {info.describe(*ranks)}: {text}" for text, ranks in said.items()]

@@ -92,7 +92,7 @@ class ThreadsTransport:
     def last_words(self, rank: int) -> str:
         return self.meeting.words[rank]
 
-    def absent(self, missing: Sequence[int]) -> list[str]:
+    def _describe_absent(self, missing: Sequence[int]) -> list[str]:
         """Lines that say where these ranks are."""
         lines = []
         for rank in missing[:_MOST_RANKS]:
@@ -218,7 +218,9 @@ class ThreadsTransport:
 
     def _expire(self, ticket: Ticket) -> None:
         with self.meeting.lock:
-            self.meeting.expire(ticket)
+            if not ticket.ended:
+                # As of now: those who are absent may be the ones to explain it.
+                self.meeting.expire(ticket, self._describe_absent(self.meeting.waited_for(ticket)))
 
     def abort(self, reason: str) -> None:
         with self.meeting.lock:
