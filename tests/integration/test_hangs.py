@@ -191,7 +191,7 @@ def test_groups_that_are_used_in_different_orders(tmp_path: Path) -> None:
         line = text.splitlines()[1]
         # One that has given up by now waited.
         assert re.fullmatch(
-            rf"  rank {1 - rank} (waits|waited) in all_reduce, seq 1, group '{other}', at {re.escape(first)}, for [\d.]+ s; this rank "
+            rf"  rank {1 - rank} (waits|waited) for rank {rank} in all_reduce, seq 1, group '{other}', at {re.escape(first)}, for [\d.]+ s; this rank "
             rf"has not made that call: they use the groups '{own}' and '{other}' in different orders",
             line,
         ), text

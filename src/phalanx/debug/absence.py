@@ -4,14 +4,14 @@ of those who do not answer."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from phalanx import _native
 from phalanx.debug.answers import Whereabouts
 from phalanx.debug.records import Box, Record, read_box
-from phalanx.types import GroupInfo
+from phalanx.types import GroupInfo, describe_ranks
 
 __all__ = ["Asker", "describe_absent", "describe_last_calls", "last_calls"]
 
@@ -21,6 +21,8 @@ _PATIENCE, _LONGEST = 1.0, 2.0
 _SHORTEST = 0.05
 _MOST_RANKS = 8
 _NUM_LAST_CALLS = 3
+# Of a group, for whom a call waits.
+_MOST_LOOKED_AT = 16
 _PENDING = ("scheduled", "started")
 
 # Letters of the system for the state of a process.
@@ -36,6 +38,7 @@ class Asker(NamedTuple):
     info: GroupInfo
     identities: Sequence[tuple[int, int]]  # of the processes of the ranks: number and start time
     own: Box | None
+    path_of: Callable[[int], str]  # where the box of a rank of the job is; empty where this rank does not know
     began_ns: int  # on the monotonic clock, which all processes share: calls before belong to groups that are no more
 
 
@@ -100,7 +103,7 @@ def _look_for(asker: Asker, rank: int, seq: int, since_ns: int, patience: float)
     pid, start = asker.identities[rank] if asker.identities else (0, 0)
     if asker.group.has_left(rank):
         return _Finding("has left the group, or ended", last, [])
-    state = _state_of(pid)
+    state = _state_of(pid) or "?"
     if state in _STOPPED:
         return _Finding("is stopped (by SIGSTOP, Ctrl-Z or a debugger); SIGCONT lets it go on", last, [])
     if state in _GONE or _is_dead(pid, start):
@@ -129,7 +132,9 @@ def _in_call(asker: Asker, record: Record, seq: int) -> str:
     has_failed = record.state == "failed"
     until_ns = record.ended_ns if has_failed and record.ended_ns is not None else time.time_ns()
     seconds = max(0, until_ns - record.created_ns) / 1e9
-    text = f"{'waited' if has_failed else 'waits'} in {describe_record(record)}, for {seconds:.1f} s"
+    awaited = _awaited(asker, record)
+    whom = f" for {describe_ranks(awaited)}" if awaited else ""
+    text = f"{'waited' if has_failed else 'waits'}{whom} in {describe_record(record)}, for {seconds:.1f} s"
     if record.group.name != asker.info.name:
         if _is_behind(asker.own, record):
             return (
@@ -140,6 +145,21 @@ def _in_call(asker: Asker, record: Record, seq: int) -> str:
     if record.seq == seq and not record.is_message:
         return f"has come by now: it {text}"
     return f"{'was' if has_failed else 'is'} in another call: it {text}"
+
+
+def _awaited(asker: Asker, record: Record) -> list[int]:
+    """The ranks of the job that have not made the call which a rank of theirs is in, as far as their boxes tell."""
+    ranks = record.group.ranks
+    if record.is_message or len(ranks) > _MOST_LOOKED_AT:
+        return []
+    awaited = []
+    for rank in ranks:
+        path = asker.path_of(rank)
+        if path:
+            calls = _records_at(asker, path).calls
+            if all(call.group.name != record.group.name or call.is_message or call.seq < record.seq for call in calls):
+                awaited.append(rank)
+    return awaited
 
 
 def _is_behind(own: Box | None, record: Record) -> bool:
@@ -192,7 +212,10 @@ class _Records(NamedTuple):
 
 def _records_of(asker: Asker, rank: int) -> _Records:
     """None where the box is out of reach: on another file system, or in memory."""
-    path = asker.group.box_of(rank)
+    return _records_at(asker, asker.group.box_of(rank))
+
+
+def _records_at(asker: Asker, path: str) -> _Records:
     try:
         box = read_box(path) if path else None
     except (OSError, ValueError):

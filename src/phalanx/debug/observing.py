@@ -133,7 +133,15 @@ class _Watching(Observer):
 
     def _asker(self, seen: _Seen) -> Asker:
         began = min(each.began_ns for each in self._seen.values())
-        return Asker(seen.group, seen.info, seen.identities, own_box().read(), began)
+        return Asker(seen.group, seen.info, seen.identities, own_box().read(), self._path_of, began)
+
+    def _path_of(self, rank: int) -> str:
+        """The black box of a rank of the job, where this one shares a group with it."""
+        for seen in list(self._seen.values()):
+            ranks = list(seen.info.global_ranks or range(seen.info.size))
+            if rank in ranks:
+                return seen.group.box_of(ranks.index(rank))
+        return ""
 
     @_harmless(_nothing)
     def renamed(self, transport: ShmTransport, info: GroupInfo) -> None:

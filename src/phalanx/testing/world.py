@@ -39,7 +39,7 @@ from phalanx.transports import threads
 from phalanx.transports.meeting import Meeting
 from phalanx.transports.threads import ThreadsTransport
 from phalanx.transports.tickets import Ticket
-from phalanx.types import GroupInfo, Store
+from phalanx.types import GroupInfo, Store, describe_ranks
 
 __all__ = ["Stuck", "ThreadsWorld", "Unwound", "World", "rank_here"]
 
@@ -198,7 +198,9 @@ class ThreadsWorld:
         ticket = self.turns.waiting_for(rank)
         if isinstance(ticket, (Ticket, KeyWait)):
             where = f", at {here.where}" if here.where else ""
-            return f"waits in {ticket.describe()}{where}", here.stack
+            awaited = ticket.waited_for()
+            whom = f" for {describe_ranks(awaited)}" if awaited else ""
+            return f"waits{whom} in {ticket.describe()}{where}", here.stack
         return f"is in its own code, at {here.where}" if here.where else "has not begun", here.stack
 
     def own_box(self) -> _native.BlackBox | None:

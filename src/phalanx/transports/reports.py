@@ -83,7 +83,8 @@ def describe_misfit(
     ]
     sent_where, received_where = failure["where"]
     lines = [
-        f"{_INDENT}{sender}: send({elements(sent)} of {dtype_name(sent_dtype)}, to {receiver}, tag {tag})  <-- {marks[0]}",
+        f"{_INDENT}{sender}: send({elements(sent)} of {dtype_name(sent_dtype)}, to {receiver}, tag {tag})"
+        f"  <-- {marks[0]}",
         f"{_INDENT}  at {sent_where or 'a line that is not known'}",
         f"{_INDENT}{receiver}: recv({elements(expected)} of {dtype_name(expected_dtype)}, from {sender}, tag {tag})"
         f"  <-- {marks[1]}",
