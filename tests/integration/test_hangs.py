@@ -119,13 +119,8 @@ def _texts(tmp_path: Path, absence: str, before: Callable[[World], None] = lambd
 def test_a_rank_in_its_own_code(tmp_path: Path) -> None:
     here = _place(_hear, "hear")
     for lines in _texts(tmp_path, "in its own code"):
-        assert lines[:3] == [
-            f"  rank 1 is in its own code, at {_FILE.replace('test_hangs', 'ranks')}:{lines[0].split(':')[1]}"
-            if "ranks.py" in lines[0]
-            else f"  rank 1 is in its own code, at {here}",
-            _BARRIER,
-            "    its stack, innermost last:",
-        ]
+        assert lines[0].startswith(f"  rank 1 is in its own code, at {_FILE.replace('test_hangs', 'ranks')}:")
+        assert lines[1:3] == [_BARRIER, "    its stack, innermost last:"]
         assert f"      {here}" in lines
 
 
@@ -150,10 +145,7 @@ def test_a_rank_that_keeps_the_interpreter_to_itself(tmp_path: Path) -> None:
 
 def test_a_rank_that_is_slow_but_alive(tmp_path: Path) -> None:
     for lines in _texts(tmp_path, "slow"):
-        assert re.match(
-            r"  rank 1 (is slow, but alive: it has completed \d+ calls meanwhile, at |is in another group: it waits in )",
-            lines[0],
-        )
+        assert re.match(r"  rank 1 is slow, but alive: it has completed \d+ calls meanwhile, at ", lines[0])
         assert f"group '1', at {_place(_work, 'work')}" in lines[1]
 
 
@@ -169,6 +161,11 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
         ]
 
 
+def _reduce_both(tensor: torch.Tensor, first: dist.ProcessGroup, second: dist.ProcessGroup) -> None:
+    dist.all_reduce(tensor, group=first)  # first
+    dist.all_reduce(tensor, group=second)
+
+
 def _in_different_orders(here: Here) -> str:
     here.init()
     groups = [dist.new_group([0, 1], timedelta(seconds=_TIMEOUT), group_desc=name) for name in ("rows", "columns")]
@@ -176,8 +173,7 @@ def _in_different_orders(here: Here) -> str:
     gate = Gate(here)
     tensor = torch.ones(1)
     with pytest.raises(phalanx.CallTimeout) as caught:
-        dist.all_reduce(tensor, group=first)  # first
-        dist.all_reduce(tensor, group=second)
+        _reduce_both(tensor, first, second)
     # The other one must not find this rank gone.
     gate.open(str(here.rank))
     gate.wait("0", "1")
@@ -185,16 +181,14 @@ def _in_different_orders(here: Here) -> str:
 
 
 def test_groups_that_are_used_in_different_orders(tmp_path: Path) -> None:
-    first = _place(_in_different_orders, "first")
+    first = _place(_reduce_both, "first")
     for rank, text in enumerate(values(_in_different_orders, 2, tmp_path)):
         own, other = ("rows", "columns") if rank == 0 else ("columns", "rows")
         line = text.splitlines()[1]
         # One that has given up by now waited.
-        assert re.fullmatch(
-            rf"  rank {1 - rank} (waits|waited) for rank {rank} in all_reduce, seq 1, group '{other}', at {re.escape(first)}, for [\d.]+ s; this rank "
-            rf"has not made that call: they use the groups '{own}' and '{other}' in different orders",
-            line,
-        ), text
+        waits = f"for rank {rank} in all_reduce, seq 1, group '{other}', at {re.escape(first)}"
+        told = f"this rank has not made that call: they use the groups '{own}' and '{other}' in different orders"
+        assert re.fullmatch(rf"  rank {1 - rank} (waits|waited) {waits}, for [\d.]+ s; {told}", line), text
 
 
 def _slow(here: Here) -> list[str]:

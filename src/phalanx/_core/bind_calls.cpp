@@ -184,7 +184,15 @@ Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, boo
   if (refused == Result::was_broken) group.calls().give_up_if_idle();
   const auto now = Clock::now();
   ticket.deadline = after(arguments.timeout, now);
-  if (refused == Result::finished && group.explains()) describe(group, ticket, arguments, is_async, now);
+  // Of a broken group the first call is recorded, too: this rank came, although late.
+  const bool came_late = refused == Result::was_broken && group.first_refusal();
+  if ((refused == Result::finished || came_late) && group.explains()) {
+    describe(group, ticket, arguments, is_async, now);
+  }
+  if (came_late) {
+    ticket.entry.number(group.seq() + 1);
+    ticket.entry.end(false);
+  }
   return refused;
 }
 

@@ -3,6 +3,7 @@
 // Thread-safe: calls may come from any thread, and so may abort() and leave().
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -36,6 +37,8 @@ class Group {
   bool explains() const noexcept {
     return member_->box != nullptr || member_->segment->header().tuning.check != Check::off;
   }
+  // True once: nobody has been refused a call here before.
+  bool first_refusal() noexcept { return !has_refused_.exchange(true, std::memory_order_relaxed); }
   const Member& member() const noexcept { return *member_; }
   std::optional<ShapeNote> take_note() { return member_->lines.take_note(); }
   // Lets peers know where in the program a call is made.
@@ -63,6 +66,7 @@ class Group {
   const std::shared_ptr<Member> member_;
   const std::shared_ptr<CallQueue> calls_;
   const std::shared_ptr<Messages> messages_;
+  std::atomic<bool> has_refused_{false};
 };
 
 }  // namespace phalanx

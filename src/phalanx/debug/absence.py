@@ -24,6 +24,8 @@ _NUM_LAST_CALLS = 3
 # Of a group, for whom a call waits.
 _MOST_LOOKED_AT = 16
 _PENDING = ("scheduled", "started")
+# Of a rank that gets on, a call that has begun just now says nothing.
+_BRIEF_NS = 500_000_000
 
 # Letters of the system for the state of a process.
 _STOPPED = "Tt"
@@ -112,15 +114,15 @@ def _look_for(asker: Asker, rank: int, seq: int, since_ns: int, patience: float)
     if not answer:
         return _Finding(_without_answer(pid), last, [])
     here = Whereabouts.unpack(answer)
+    num_since = sum(1 for record in completed if record.created_ns > since_ns + records.offset_ns)
     pending = [record for record in records.calls if record.state in _PENDING]
-    if here.in_call and pending:
+    if here.in_call and pending and not (num_since and time.time_ns() - pending[-1].created_ns < _BRIEF_NS):
         return _Finding(_in_call(asker, pending[-1], seq), last, here.stack)
     for record in records.calls[-1:]:
         # One that has failed meanwhile is what it waited in while this rank waited for it.
         if record.state == "failed" and (record.ended_ns or 0) > since_ns + records.offset_ns:
             return _Finding(_in_call(asker, record, seq), last, here.stack)
     where = f", at {here.where}" if here.where else ""
-    num_since = sum(1 for record in completed if record.created_ns > since_ns + records.offset_ns)
     if num_since:
         calls = "a call" if num_since == 1 else f"{num_since} calls"
         return _Finding(f"is slow, but alive: it has completed {calls} meanwhile{where}", last, here.stack)

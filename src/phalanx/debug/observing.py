@@ -219,7 +219,7 @@ class _Watching(Observer):
         box = own.read()
         rank = box.rank if box is not None else error.rank
         (folder / f"rank{rank}-{number}.txt").write_text(text)
-        if number == 1 and box is not None:
+        if box is not None:
             flight.dump(box, folder / flight.file_name(box.rank))
 
     def tell_slow(self, token: int, op: int, seq: int, missing: list[int]) -> None:

@@ -474,7 +474,7 @@ class ProcessGroup(TorchProcessGroup):
         return works or Works()
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that names the ranks that did not come, on every rank that did; of more than 32 it counts the rest.
+        """A barrier that names all ranks that did not come, on every rank that did.
 
         `wait_all_ranks` is torch's: whether to name more than one, which this always does.
         torch.distributed.monitored_barrier refuses backends of any name but gloo.
