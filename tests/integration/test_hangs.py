@@ -22,6 +22,7 @@ import torch.distributed as dist
 from ranks import Gate, Here, World, run, values
 
 import phalanx
+import phalanx.testing as pt
 
 _TIMEOUT = 1.0
 _FILE = os.path.relpath(__file__)
@@ -282,3 +283,20 @@ def test_a_rank_that_is_killed_leaves_its_last_calls(tmp_path: Path) -> None:
             "    barrier, seq 4, group 'default_pg'",
         ]
         assert all(line.endswith("(completed)") for line in lines[2:])
+
+
+def _mostly_absent(rank: int, world: pt.World) -> str:
+    if rank > 1:
+        world.store.wait(["all were told"])
+        return ""
+    with pytest.raises(phalanx.CallTimeout) as caught:
+        world.group.monitored_barrier(timedelta(seconds=1), wait_all_ranks=True)
+    if world.store.add("told", 1) == 2:
+        world.store.set("all were told", "")
+    return caught.value.message.splitlines()[0]
+
+
+def test_a_monitored_barrier_names_all_however_many_there_are() -> None:
+    everybody = ", ".join(map(str, range(2, 70)))
+    for text in pt.run(_mostly_absent, ranks=70)[:2]:
+        assert text.endswith(f"ranks {everybody} did not come")

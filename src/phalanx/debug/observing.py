@@ -82,14 +82,18 @@ def _no_lines() -> list[str]:
 
 
 class _Seen:
-    """A group that this process is in."""
+    """A group that this process is in. It is not kept: one that nobody refers to any more leaves by itself."""
 
-    def __init__(self, transport: ShmTransport, info: GroupInfo, group: _native.Group) -> None:
-        self.transport = weakref.ref(transport)
+    def __init__(self, transport: ShmTransport, info: GroupInfo, on_end: Callable[[Any], None]) -> None:
+        self.transport = weakref.ref(transport, on_end)
         self.info = info
-        self.group = group
         self.identities = transport.identities
         self.began_ns = transport.began_ns
+
+    @property
+    def group(self) -> _native.Group | None:
+        transport = self.transport()
+        return None if transport is None else transport.native
 
 
 class _Watching(Observer):
@@ -126,21 +130,27 @@ class _Watching(Observer):
             box.set_rank(_world_rank(info), info.size)
         token = next(self._tokens)
         group.token = token
-        self._seen[token] = _Seen(transport, info, group)
+        self._seen[token] = _Seen(transport, info, lambda _: self._seen.pop(token, None))
         answers.start(self._tell_notes)
         if logs_creation():
             _log_creation(info, group, own.path)
 
-    def _asker(self, seen: _Seen) -> Asker:
-        began = min(each.began_ns for each in self._seen.values())
-        return Asker(seen.group, seen.info, seen.identities, own_box().read(), self._path_of, began)
+    def _asker(self, token: int) -> Asker | None:
+        """None where the group is no more."""
+        seen = self._seen.get(token)
+        group = None if seen is None else seen.group
+        if seen is None or group is None:
+            return None
+        began = min(each.began_ns for each in list(self._seen.values()))
+        return Asker(group, seen.info, seen.identities, own_box().read(), self._path_of, began)
 
     def _path_of(self, rank: int) -> str:
         """The black box of a rank of the job, where this one shares a group with it."""
         for seen in list(self._seen.values()):
             ranks = list(seen.info.global_ranks or range(seen.info.size))
-            if rank in ranks:
-                return seen.group.box_of(ranks.index(rank))
+            group = seen.group
+            if rank in ranks and group is not None:
+                return group.box_of(ranks.index(rank))
         return ""
 
     @_harmless(_nothing)
@@ -150,11 +160,11 @@ class _Watching(Observer):
             group.keep_records(box, group_text(info), own_box().path)
 
     @_harmless(_nothing)
-    def left(self, transport: ShmTransport) -> None:
+    def leaving(self, transport: ShmTransport) -> None:
         self._tell_notes()
         for token, seen in list(self._seen.items()):
-            if seen.transport() in (transport, None):
-                del self._seen[token]
+            if seen.transport() is transport:
+                self._seen.pop(token, None)
         if not self._seen:
             answers.stop()
 
@@ -191,16 +201,16 @@ class _Watching(Observer):
         if not isinstance(group, _native.Group):
             lines: list[str] = group.failure()["absent"]
             return lines
-        seen = self._seen.get(group.token)
-        return [] if seen is None else describe_absent(self._asker(seen), seq, missing, stacks=True)
+        asker = self._asker(group.token)
+        return [] if asker is None else describe_absent(asker, seq, missing, stacks=True)
 
     @_harmless(_no_lines)
     def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
         if not isinstance(group, _native.Group):
             lines: list[str] = group.lost(peer)
             return lines
-        seen = self._seen.get(group.token)
-        return [] if seen is None else last_calls(self._asker(seen), peer)
+        asker = self._asker(group.token)
+        return [] if asker is None else last_calls(asker, peer)
 
     @_harmless(_nothing)
     def failed(self, error: PhalanxError) -> None:
@@ -225,17 +235,18 @@ class _Watching(Observer):
     def tell_slow(self, token: int, op: int, seq: int, missing: list[int]) -> None:
         """A thread of this process waits in a call for long. Called by the core; Ctrl-C may come out of it."""
         with contextlib.suppress(Exception):
-            seen = self._seen.get(token)
-            if seen is None:
+            asker = self._asker(token)
+            if asker is None:
                 return
-            info = seen.info
-            lines = describe_absent(self._asker(seen), seq, missing, stacks=False)
+            info = asker.info
+            lines = describe_absent(asker, seq, missing, stacks=False)
             head = f"{_native.OPS[op]}, seq {seq}, group {info.name!r}, rank {info.rank}"
             _logger.warning("%s", "\n".join([f"{head}: has waited for {slow_seconds():g} s", *lines]))
 
     def _tell_notes(self) -> None:
         for seen in list(self._seen.values()):
-            note = seen.group.take_note()
+            group = seen.group
+            note = None if group is None else group.take_note()
             if note is not None:
                 seq, op, sides = note
                 _logger.warning("%s", describe_shapes(seen.info, _native.OPS[op], seq, sides))

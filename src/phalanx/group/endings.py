@@ -47,9 +47,9 @@ def leave(transport: Transport) -> None:
     exception = sys.exception()
     if exception is not None:
         _tell(exception, [transport])
+    observer().leaving(transport)
     transport.close()
     _transports.discard(transport)
-    observer().left(transport)
     if not _transports:
         keeper.stop()
 
@@ -86,6 +86,7 @@ def _exit() -> None:
     if exception is not None:
         _tell(exception, transports)
     for transport in transports:
+        observer().leaving(transport)
         transport.close(exiting=True)
     keeper.stop(exiting=True)
     observer().exiting()

@@ -29,8 +29,8 @@ class Observer:
     def renamed(self, transport: Any, info: GroupInfo) -> None:
         """The group has got the name that people know."""
 
-    def left(self, transport: Any) -> None:
-        """The group was left."""
+    def leaving(self, transport: Any) -> None:
+        """The group is about to be left."""
 
     def raised(self, exception: BaseException) -> None:
         """Nobody has caught it."""
