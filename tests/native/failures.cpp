@@ -180,8 +180,7 @@ Complaints timeout(int size, Random& random, const Shape& shape, const std::vect
   const Failure failure = world[judge].failure();
   expect_failure(complaints, failure, FailureKind::timeout, 1);
   expect(complaints, failure.rank == judge, "the rank whose time was up to be named");
-  const std::vector<int> missing(failure.missing, failure.missing + std::min<std::uint32_t>(failure.num_missing, 32));
-  expect(complaints, missing == expected, "exactly the ranks that were waited for to be missing");
+  expect(complaints, missing_in(failure) == expected, "exactly the ranks that were waited for to be missing");
   return complaints;
 }
 

@@ -132,6 +132,14 @@ void expect_failure(Complaints& complaints, const Failure& failure, FailureKind 
                             static_cast<unsigned>(kind), static_cast<unsigned long long>(seq)));
 }
 
+std::vector<int> missing_in(const Failure& failure) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < kMaxRanks; ++rank) {
+    if ((failure.missing[rank / 64] >> rank % 64 & 1) != 0) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 std::vector<int> all_but(int size, const std::vector<int>& absent) {
   std::vector<int> ranks;
   for (const int rank : all_ranks(size)) {

@@ -185,6 +185,8 @@ void run_pending_failure_cases(Tally& tally, int size, std::uint64_t seed);  // 
 void expect(Complaints& complaints, bool holds, const char* what);
 void expect_result(Complaints& complaints, Result found, std::initializer_list<Result> allowed, const char* what);
 void expect_failure(Complaints& complaints, const Failure& failure, FailureKind kind, std::uint64_t seq);
+// The ranks that were waited for when a timeout ran out.
+std::vector<int> missing_in(const Failure& failure);
 std::vector<int> all_but(int size, const std::vector<int>& absent);
 inline int random_rank(Random& random, int size) {
   return static_cast<int>(random.below(static_cast<std::uint64_t>(size)));

@@ -1,12 +1,13 @@
 #include "bind_debug.hpp"
 
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
+#include <new>
 #include <stdexcept>
 
 #include "bind_origin.hpp"
@@ -81,9 +82,15 @@ std::optional<std::string> ask_rank(Group& group, int rank, double seconds) {
   return ask(group.segment(), rank, std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
 }
 
-std::uint64_t begin(BlackBox& box, std::uint32_t group, int op, int reduce_op, int peer, int dtype, std::int64_t count,
-                    std::uint32_t tag, std::uint64_t bytes_in, std::uint64_t bytes_out, double timeout, bool async,
-                    nb::handle sizes) {
+// What Python holds of a box. A shared_ptr<BlackBox> made from a Python object would take the GIL wherever the last
+// copy goes, and that may be a thread for which the interpreter waits.
+struct HeldBox {
+  std::shared_ptr<BlackBox> box;
+};
+
+std::uint64_t begin(const HeldBox& held, std::uint32_t group, int op, int reduce_op, int peer, int dtype,
+                    std::int64_t count, std::uint32_t tag, std::uint64_t bytes_in, std::uint64_t bytes_out,
+                    double timeout, bool async, nb::handle sizes) {
   const Shape shape = shape_of(sizes, count);
   BoxCall call;
   call.group = group;
@@ -100,7 +107,7 @@ std::uint64_t begin(BlackBox& box, std::uint32_t group, int op, int reduce_op, i
   call.origin = origin_of_call();
   call.origin.flags |= async ? kAsync : 0;
   call.shape = &shape;
-  return box.begin(call).id();
+  return held.box->begin(call).id();
 }
 
 }  // namespace
@@ -116,28 +123,32 @@ void tell_slow(std::uint64_t token, Op op, std::uint64_t seq, const std::vector<
 }
 
 void bind_debug(nb::module_& module, nb::class_<Group>& group) {
-  nb::class_<BlackBox>(module, "BlackBox")
-      .def(nb::init<const std::string&, std::uint32_t, int, int, const std::string&>())
-      .def("remember", &BlackBox::remember)
+  nb::class_<HeldBox>(module, "BlackBox")
+      .def("__init__",
+           [](HeldBox* self, const std::string& path, std::uint32_t capacity, int rank, int world_size,
+              const std::string& program) {
+             new (self) HeldBox{std::make_shared<BlackBox>(path, capacity, rank, world_size, program)};
+           })
+      .def("remember", [](const HeldBox& self, const std::string& text) { return self.box->remember(text); })
       .def("begin", &begin)
-      .def("number", [](BlackBox& box, std::uint64_t id, std::uint64_t seq) { box.entry(id).number(seq); })
-      .def("start", [](BlackBox& box, std::uint64_t id) { box.entry(id).start(); })
-      .def("end", [](BlackBox& box, std::uint64_t id, bool well) { box.entry(id).end(well); })
-      .def("set_rank", &BlackBox::set_rank)
-      .def("set_ending", [](BlackBox& box, int ending) { box.set_ending(static_cast<BoxEnding>(ending)); })
-      .def("contents", [](const BlackBox& box) {
-        const std::string contents = box.contents();
+      .def("number", [](const HeldBox& self, std::uint64_t id, std::uint64_t seq) { self.box->entry(id).number(seq); })
+      .def("start", [](const HeldBox& self, std::uint64_t id) { self.box->entry(id).start(); })
+      .def("end", [](const HeldBox& self, std::uint64_t id, bool well) { self.box->entry(id).end(well); })
+      .def("set_rank", [](const HeldBox& self, int rank, int size) { self.box->set_rank(rank, size); })
+      .def("contents", [](const HeldBox& self) {
+        const std::string contents = self.box->contents();
         return nb::bytes(contents.data(), contents.size());
       });
 
-  group.def("keep_records", &Group::keep_records)
+  group
+      .def("keep_records", [](Group& self, const HeldBox& held, const std::string& name,
+                              const std::string& path) { self.keep_records(held.box, name, path); })
       .def("testimonies", &testimonies)
       .def("take_note", &take_note)
       .def("ask", &ask_rank)
-      .def_prop_ro("was_told",
-                   [](Group& self) {
-                     return self.segment().control(self.rank()).gave_up.load(std::memory_order_relaxed) != 0;
-                   })
+      .def_prop_ro(
+          "was_told",
+          [](Group& self) { return self.segment().control(self.rank()).gave_up.load(std::memory_order_relaxed) != 0; })
       .def("has_left",
            [](Group& self, int rank) {
              if (rank < 0 || rank >= self.size()) throw std::invalid_argument("no such rank");
@@ -157,11 +168,14 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
     listener().answer(text);
   });
   module.def("close_listener", [](bool closed) { listener().set_closed(closed); });
-  module.def("set_slow", [](double seconds, nb::object tell) {
-    slow().after = seconds > 0 ? std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e9))
-                               : std::chrono::nanoseconds::max();
-    slow().tell = std::move(tell);
-  }, nb::arg("seconds"), nb::arg("tell").none());
+  module.def(
+      "set_slow",
+      [](double seconds, nb::object tell) {
+        slow().after = seconds > 0 ? std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e9))
+                                   : std::chrono::nanoseconds::max();
+        slow().tell = std::move(tell);
+      },
+      nb::arg("seconds"), nb::arg("tell").none());
   bind_origin(module);
 }
 

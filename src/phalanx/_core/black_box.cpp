@@ -174,10 +174,6 @@ void BlackBox::set_rank(int rank, int world_size) noexcept {
   header().world_size.store(world_size, std::memory_order_relaxed);
 }
 
-void BlackBox::set_ending(BoxEnding ending) const noexcept {
-  if (!forked()) header().ending.store(static_cast<std::uint32_t>(ending), std::memory_order_release);
-}
-
 std::string BlackBox::contents() const {
   return forked() ? std::string() : std::string(static_cast<const char*>(base_), bytes_);
 }

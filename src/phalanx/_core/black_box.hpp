@@ -26,7 +26,6 @@
 namespace phalanx {
 
 enum class CallState : std::uint32_t { scheduled = 1, started = 2, completed = 3, failed = 4 };
-enum class BoxEnding : std::uint32_t { running = 0, well = 1, failed = 2 };
 
 inline constexpr char kDivider = '\x1f';
 
@@ -43,7 +42,7 @@ struct BoxHeader {
   std::atomic<std::int32_t> world_size;
   std::atomic<std::uint64_t> next;  // records begun so far
   std::atomic<std::uint32_t> arena_used;
-  std::atomic<std::uint32_t> ending;  // BoxEnding
+  std::atomic<std::uint32_t> ending;  // 0 running, 1 ended well, 2 failed; written by debug/folders.py
   char program[256];
 };
 
@@ -106,9 +105,7 @@ class BoxEntry {
   void end(bool well) const noexcept;
 
  private:
-  bool is_there() const noexcept {
-    return record_ != nullptr && record_->id.load(std::memory_order_relaxed) == id_;
-  }
+  bool is_there() const noexcept { return record_ != nullptr && record_->id.load(std::memory_order_relaxed) == id_; }
   BoxRecord* record_ = nullptr;
   std::uint64_t id_ = 0;
 };
@@ -129,7 +126,6 @@ class BlackBox {
   BoxEntry entry(std::uint64_t id) const noexcept { return {&record(id), id}; }
   // Of the groups that are made from now on.
   void set_rank(int rank, int world_size) noexcept;
-  void set_ending(BoxEnding ending) const noexcept;
   std::string contents() const;
   // True in a child of the process that made it: the memory is not there.
   bool forked() const noexcept;

@@ -116,8 +116,8 @@ struct Tuning {
   std::uint64_t one_shot_bytes;       // an all_reduce up to this size takes one tick in which every rank reduces all
   std::uint64_t message_chunk_bytes;  // capacity of a chunk of a channel
   Check check;
-  std::uint32_t crowded;              // more ranks than CPUs: a waiter lends its CPU instead of spinning
-  std::uint32_t spin_us;              // how long a waiter spins or lends before it sleeps
+  std::uint32_t crowded;  // more ranks than CPUs: a waiter lends its CPU instead of spinning
+  std::uint32_t spin_us;  // how long a waiter spins or lends before it sleeps
 };
 
 struct Header {
@@ -263,8 +263,8 @@ constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (va
 
 // Byte offsets of the areas for a given number of ranks.
 struct Offsets {
-  std::size_t control, wait, message, words, answers, testimonies, locations, descriptors, sizes, sizes_stride, lines, staging, staging_stride, bodies,
-      body_stride, total;
+  std::size_t control, wait, message, words, answers, testimonies, locations, descriptors, sizes, sizes_stride, lines,
+      staging, staging_stride, bodies, body_stride, total;
 
   constexpr Offsets(int size, const Tuning& tuning)
       : Offsets(static_cast<std::size_t>(size), tuning.slot_bytes, tuning.message_chunk_bytes) {}

@@ -430,8 +430,8 @@ void Messages::check() {
     }
     if (num_posted_any_ > 0 && gone.size() + 1 == at(member_->size())) {
       // Of several the one that has an exception to tell.
-      const auto told = std::find_if(gone.begin(), gone.end(),
-                                     [&](int peer) { return !member_->lines.last_words(peer).empty(); });
+      const auto told =
+          std::find_if(gone.begin(), gone.end(), [&](int peer) { return !member_->lines.last_words(peer).empty(); });
       member_->report_gone(doing(*posted_.front()), told != gone.end() ? *told : gone.front());
       return end_all(Result::failed);
     }

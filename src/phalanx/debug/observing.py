@@ -84,7 +84,7 @@ def _no_lines() -> list[str]:
 class _Seen:
     """A group that this process is in. It is not kept: one that nobody refers to any more leaves by itself."""
 
-    def __init__(self, transport: ShmTransport, info: GroupInfo, on_end: Callable[[Any], None]) -> None:
+    def __init__(self, transport: ShmTransport, info: GroupInfo, on_end: Callable[[Any], object]) -> None:
         self.transport = weakref.ref(transport, on_end)
         self.info = info
         self.identities = transport.identities
