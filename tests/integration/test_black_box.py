@@ -123,7 +123,7 @@ def test_a_report_of_the_boxes_names_the_cause(tmp_path: Path) -> None:
     said = subprocess.run([_TOOLS / "phalanx", "report", job], capture_output=True, text=True, check=True).stdout
     assert "Earliest cause: rank 2 " in said
     assert "LookupError: no shard" in said
-    assert "for which ranks 0, 1 waited" in said
+    assert "it had not begun all_reduce, seq 2, of group 'default_pg', for which rank" in said
 
 
 def _log_of_groups(here: Here, level: str) -> list[str]:

@@ -117,6 +117,14 @@ Complaints mismatch(int size, Random& random, const Shape& common, const Shape& 
   const Failure failure = world[0].failure();
   expect_failure(complaints, failure, FailureKind::mismatch, before + 1);
   expect(complaints, failure.rank == odd || failure.peer == odd, "the odd rank to be named");
+  for (const int rank : {failure.rank, failure.peer}) {
+    const Testimony& seen = world.segment->testimony(rank);
+    const Op op = rank == odd ? odd_shape.op : common.op;
+    expect(complaints, seen.arrived == 1 && seen.call.seq == before + 1 && seen.call.op == static_cast<int>(op),
+           "what the two ranks had called");
+    expect(complaints, seen.completed.seq == before, "the last call that the two ranks had completed");
+    expect(complaints, seen.call_where == place_of(rank).text, "where the two ranks had called");
+  }
   return complaints;
 }
 
@@ -159,8 +167,8 @@ Complaints mismatch_of_sizes(int size, Random& random) {
   });
   const Failure failure = world[0].failure();
   expect_failure(complaints, failure, FailureKind::mismatch, 1);
-  expect(complaints, failure.rank == receiver && failure.peer == sender, "receiver and sender to be named");
-  expect(complaints, std::strstr(failure.text, "expects 16") != nullptr, "the sizes in the text");
+  expect(complaints, failure.rank == sender && failure.peer == receiver, "sender and receiver to be named");
+  expect(complaints, failure.misfit.sent == 8 && failure.misfit.expected == 16, "the sizes to be named");
   return complaints;
 }
 

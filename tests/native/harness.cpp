@@ -22,14 +22,30 @@ Tuning random_tuning(Random& random) {
   tuning.chunk_bytes = random.pick({256u, 1024u, 4096u});
   tuning.one_shot_bytes = random.pick({0u, 64u, 512u, 4096u});
   tuning.message_chunk_bytes = random.pick({64u, 500u, 1024u, 4096u});
+  tuning.check = random.pick({Check::on, Check::full});
   tuning.crowded = static_cast<std::uint32_t>(random.below(2));
   tuning.spin_us = random.pick({0u, 1u, 20u});
   return tuning;
 }
 
+const Location& place_of(int rank) {
+  static const std::vector<Location> places = [] {
+    std::vector<Location> all;
+    for (int i = 0; i < kMostRanks; ++i) {
+      all.push_back({static_cast<std::uint32_t>(i) + 1, text("stress.cpp:%d, in rank", i), ""});
+    }
+    return all;
+  }();
+  return places[static_cast<std::size_t>(rank)];
+}
+
 World::World(int size, const Tuning& tuning)
     : segment(std::make_shared<Segment>(Segment::create_private(size, tuning))) {
-  for (int rank = 0; rank < size; ++rank) groups.push_back(std::make_unique<Group>(segment, rank));
+  for (int rank = 0; rank < size; ++rank) {
+    groups.push_back(std::make_unique<Group>(segment, rank));
+    // Once, as several threads of a rank may call later.
+    groups.back()->place({&place_of(rank)});
+  }
 }
 
 Complaints on_ranks(const std::vector<int>& ranks, const std::function<void(int, Complaints&)>& fn) {
@@ -71,6 +87,7 @@ std::shared_ptr<MessageTicket> start_message(Group& group, std::chrono::nanoseco
   ticket->dtype = message.dtype;
   ticket->count = message.count;
   ticket->data = message.data;
+  ticket->origin = {&place_of(group.rank())};
   const Result refused = refusal(group);
   if (refused == Result::was_broken) group.messages().give_up_if_idle();
   ticket->deadline = Clock::now() + timeout;

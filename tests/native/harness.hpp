@@ -56,8 +56,11 @@ class Random {
 [[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
 
 // Slots, chunks and one-shot limits small enough that short calls take all paths; waiters that spin,
-// lend their CPU or sleep at once.
+// lend their CPU or sleep at once. Calls are compared, at either level.
 Tuning random_tuning(Random& random);
+
+// Where a rank's calls and messages come from.
+const Location& place_of(int rank);
 
 // What went wrong; empty where nothing did.
 using Complaints = std::vector<std::string>;
@@ -89,6 +92,7 @@ template <class Fill>
 std::shared_ptr<CallTicket> start_call(Group& group, std::chrono::nanoseconds timeout, Handing handing, Fill&& fill) {
   auto ticket = std::make_shared<CallTicket>();
   fill(ticket->request);
+  ticket->request.origin = {&place_of(group.rank())};
   const Result refused = refusal(group);
   if (refused == Result::was_broken) group.calls().give_up_if_idle();
   ticket->deadline = Clock::now() + timeout;

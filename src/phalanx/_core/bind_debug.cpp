@@ -76,10 +76,15 @@ nb::object next_question() {
   return nb::make_tuple(call->asked, call->noted);
 }
 
-std::optional<std::string> ask_rank(Group& group, int rank, double seconds) {
+void ask_rank(Group& group, int rank) {
+  if (rank < 0 || rank >= group.size()) throw std::invalid_argument("no such rank");
+  ask(group.segment(), rank);
+}
+
+std::optional<std::string> answer_of_rank(Group& group, int rank, double seconds) {
   if (rank < 0 || rank >= group.size()) throw std::invalid_argument("no such rank");
   nb::gil_scoped_release without;
-  return ask(group.segment(), rank, std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
+  return answer_of(group.segment(), rank, std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
 }
 
 // What Python holds of a box. A shared_ptr<BlackBox> made from a Python object would take the GIL wherever the last
@@ -146,6 +151,7 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
       .def("testimonies", &testimonies)
       .def("take_note", &take_note)
       .def("ask", &ask_rank)
+      .def("answer_of", &answer_of_rank)
       .def_prop_ro(
           "was_told",
           [](Group& self) { return self.segment().control(self.rank()).gave_up.load(std::memory_order_relaxed) != 0; })

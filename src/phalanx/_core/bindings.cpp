@@ -47,6 +47,7 @@ nb::dict failure_of(const Group& group) {
   result["peer"] = failure.peer;
   result["seq"] = failure.seq;
   result["missing"] = missing;
+  result["asked"] = failure.asked != 0;
   result["text"] = nb::str(failure.text);
   result["op"] = static_cast<int>(failure.op);
   result["leaving"] = static_cast<int>(failure.leaving);

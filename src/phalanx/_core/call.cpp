@@ -175,6 +175,14 @@ bool Call::check_sources() noexcept {
   return true;
 }
 
+bool Call::compare_with_those_who_came() noexcept {
+  if (!posted_ || met_) return true;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (lines_.reached({Counter::staged, peer, first_tick_ + 1}) && !verify(peer, seq_)) return false;
+  }
+  return true;
+}
+
 // A rank that waits for nobody (a broadcast's root) compares nothing when it calls. It catches up here: every peer is
 // past the tick kSlots before this one, so it has posted the call kSlots before this one, and its word is still there
 // because a word is replaced kRing = 2 * kSlots calls later, which needs this rank to be done with it. The hash is a

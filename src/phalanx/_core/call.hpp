@@ -79,6 +79,8 @@ class Call {
   // Goes on without ever waiting.
   Advance advance();
   const Condition& blocked_on() const noexcept { return blocked_on_; }
+  // Where peers let this rank wait: those who have come may disagree already. False: they do, and the call has failed.
+  bool compare_with_those_who_came() noexcept;
   // From any thread.
   std::uint64_t seq() const noexcept { return seq_.load(std::memory_order_relaxed); }
 

@@ -126,10 +126,14 @@ void CallQueue::check() {
     case WaitResult::expired:
       break;
   }
-  const std::shared_ptr<CallTicket> late = find_late(Clock::now());
-  if (!late) return;
+  if (!call_.compare_with_those_who_came()) return fail();
+  const auto now = Clock::now();
+  const std::shared_ptr<CallTicket> late = find_late(now + Member::kAskBefore);
+  if (!late || (late->asked && now < late->deadline)) return;
   const std::vector<int> missing = member_->lines.missing(condition);
   if (missing.empty()) return;
+  if (!late->asked) member_->ask_missing(*late, missing);
+  if (now < late->deadline) return;
   member_->report_timeout(doing(*late), missing);
   fail(late.get());
 }
@@ -147,7 +151,7 @@ Lane::News CallQueue::wait_for_news(Clock::time_point until) {
 }
 
 Member::Doing CallQueue::doing(const CallTicket& ticket) noexcept {
-  return {ticket.request.op, ticket.seq.load(std::memory_order_relaxed), ticket.request.origin.location};
+  return {ticket.request.op, ticket.seq.load(std::memory_order_relaxed), ticket.request.origin.location, ticket.asked};
 }
 
 }  // namespace phalanx

@@ -98,13 +98,13 @@ struct Failure {
   FailureKind kind;
   std::int32_t rank;  // who found it
   std::int32_t peer;  // the other side of a mismatch or message; the rank that left or died
-  std::uint32_t num_missing;
   std::uint64_t seq;
   Op op;                // what the finder was doing
   Leaving leaving;      // how the peer left
   std::int32_t status;  // how the peer's process ended, as waitpid gives it; kUnknownStatus where nobody can tell
   Misfit misfit;
   std::uint64_t missing[kMaxRanks / 64];  // a bit for each rank
+  std::uint32_t asked;                    // 1: just before, the missing ranks were asked where they are
   char text[256];
   char where[2][120];  // the finder's line in the program; of a message, the sender's and the receiver's
 };

@@ -88,10 +88,15 @@ void Listener::answer(const std::string& text) {
   }
 }
 
-std::optional<std::string> ask(const Segment& segment, int rank, std::chrono::nanoseconds patience) {
+void ask(const Segment& segment, int rank) noexcept {
   Answer& answer = segment.answer(rank);
-  const std::uint32_t number = answer.asked.fetch_add(1, std::memory_order_seq_cst) + 1;
+  answer.asked.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(answer.asked);
+}
+
+std::optional<std::string> answer_of(const Segment& segment, int rank, std::chrono::nanoseconds patience) {
+  Answer& answer = segment.answer(rank);
+  const std::uint32_t number = answer.asked.load(std::memory_order_seq_cst);
   const auto until = Clock::now() + patience;
   while (true) {
     const std::uint32_t answered = answer.answered.load(std::memory_order_seq_cst);

@@ -50,7 +50,9 @@ class Listener {
 // That of this process.
 Listener& listener();
 
-// Asks a rank where it is. None where it did not answer in time.
-std::optional<std::string> ask(const Segment& segment, int rank, std::chrono::nanoseconds patience);
+// Asks a rank where it is, without waiting for its answer.
+void ask(const Segment& segment, int rank) noexcept;
+// The answer to the last question that anybody asked the rank. None where it did not come in time.
+std::optional<std::string> answer_of(const Segment& segment, int rank, std::chrono::nanoseconds patience);
 
 }  // namespace phalanx

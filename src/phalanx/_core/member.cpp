@@ -4,6 +4,9 @@
 #include <stdexcept>
 #include <utility>
 
+#include "listener.hpp"
+#include "ticket.hpp"
+
 namespace phalanx {
 
 namespace {
@@ -45,9 +48,16 @@ void Member::report_timeout(const Doing& doing, const std::vector<int>& missing,
   failure.misfit.tag = tag;
   std::snprintf(failure.text, sizeof(failure.text), "%s", others.c_str());
   set_doing(failure, doing);
-  failure.num_missing = static_cast<std::uint32_t>(missing.size());
+  failure.asked = doing.asked ? 1 : 0;
   for (const int rank : missing) failure.missing[rank / 64] |= std::uint64_t{1} << rank % 64;
   lines.fail(failure);
+}
+
+void Member::ask_missing(Ticket& ticket, const std::vector<int>& missing) const noexcept {
+  ticket.asked = true;
+  for (const int peer : missing) {
+    if (peer != rank()) ask(*segment, peer);
+  }
 }
 
 void Member::report_gone(const Doing& doing, int peer) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "waiting.hpp"
 
 namespace phalanx {
+
+class Ticket;
 
 struct Member {
   // Throws where the rank is not one of the group's, or taken.
@@ -24,7 +27,11 @@ struct Member {
     Op op;
     std::uint64_t seq;
     const Location* location;
+    bool asked = false;  // whoever is missing, just before
   };
+  // So long before a call gives up the missing ranks are asked where they are: afterwards they will have moved on.
+  static constexpr std::chrono::milliseconds kAskBefore{150};
+  void ask_missing(Ticket& ticket, const std::vector<int>& missing) const noexcept;
   // Breaks the group, unless it is already.
   void report_timeout(const Doing& doing, const std::vector<int>& missing);
   // Of a message: with whom, or kAnySource; `others` is what came from there instead.

@@ -388,7 +388,8 @@ void Messages::fail_with(int peer) {
 }
 
 Member::Doing Messages::doing(const MessageTicket& ticket) noexcept {
-  return {ticket.sends ? Op::send : Op::recv, ticket.seq.load(std::memory_order_relaxed), ticket.origin.location};
+  return {ticket.sends ? Op::send : Op::recv, ticket.seq.load(std::memory_order_relaxed), ticket.origin.location,
+          ticket.asked};
 }
 
 std::vector<int> Messages::peers_of(const MessageTicket& ticket) const {
@@ -437,10 +438,13 @@ void Messages::check() {
     }
   }
   const auto now = Clock::now();
-  if (now < soonest_) return;
+  if (now < soonest_ - Member::kAskBefore) return;
   soonest_ = Clock::time_point::max();
   TicketPtr late;
   const auto look_at = [&](const TicketPtr& ticket) {
+    if (!ticket->asked && ticket->deadline - Member::kAskBefore <= now) {
+      member_->ask_missing(*ticket, peers_of(*ticket));
+    }
     if (ticket->deadline <= now) {
       late = ticket;
     } else {

@@ -54,6 +54,7 @@ class Ticket {
   std::atomic<std::uint64_t> seq{0};  // 0 until it is known
   std::atomic<int> source{-1};        // of a message that was received
   BoxEntry entry;
+  bool asked = false;  // whoever is missing was asked where it is; by whoever holds the lane
 
  protected:
   // For a ticket that is used again.
@@ -62,6 +63,7 @@ class Ticket {
     token_.store(kNobody, std::memory_order_relaxed);
     seq.store(0, std::memory_order_relaxed);
     entry = BoxEntry();
+    asked = false;
   }
 
  private:

@@ -52,11 +52,16 @@ class _Finding(NamedTuple):
     stack: list[str]
 
 
-def describe_absent(asker: Asker, seq: int, missing: Sequence[int], *, stacks: bool) -> list[str]:
-    """Lines about ranks that did not come to a call in which this one waits."""
+def describe_absent(asker: Asker, seq: int, missing: Sequence[int], *, stacks: bool, ask: bool = True) -> list[str]:
+    """Lines about ranks that did not come to a call in which this one waits, or has waited.
+
+    Without `ask` they were asked before, and where they were then is what counts.
+    """
     lines = []
     since_ns = _made_at(asker, seq)
     deadline = time.monotonic() + _LONGEST
+    for rank in missing[:_MOST_RANKS] if ask else ():
+        asker.group.ask(rank)
     for rank in missing[:_MOST_RANKS]:
         if rank == asker.info.rank:
             lines.append(f"{_INDENT}{asker.info.describe(rank)} is this one: it came too late")
@@ -103,25 +108,22 @@ def _look_for(asker: Asker, rank: int, seq: int, since_ns: int, patience: float)
     completed = [record for record in records.calls if record.state == "completed"]
     last = completed[-1] if completed else None
     pid, start = asker.identities[rank] if asker.identities else (0, 0)
-    if asker.group.has_left(rank):
-        return _Finding("has left the group, or ended", last, [])
-    state = _state_of(pid) or "?"
-    if state in _STOPPED:
+    if (_state_of(pid) or "?") in _STOPPED:
         return _Finding("is stopped (by SIGSTOP, Ctrl-Z or a debugger); SIGCONT lets it go on", last, [])
-    if state in _GONE or _is_dead(pid, start):
-        return _Finding("is dead", last, [])
-    answer = asker.group.ask(rank, patience)
+    answer = asker.group.answer_of(rank, 0.0 if _is_dead(pid, start) else patience)
     if not answer:
-        return _Finding(_without_answer(pid), last, [])
+        return _Finding(_without_answer(asker, rank), last, [])
     here = Whereabouts.unpack(answer)
-    num_since = sum(1 for record in completed if record.created_ns > since_ns + records.offset_ns)
-    pending = [record for record in records.calls if record.state in _PENDING]
-    if here.in_call and pending and not (num_since and time.time_ns() - pending[-1].created_ns < _BRIEF_NS):
-        return _Finding(_in_call(asker, pending[-1], seq), last, here.stack)
-    for record in records.calls[-1:]:
-        # One that has failed meanwhile is what it waited in while this rank waited for it.
-        if record.state == "failed" and (record.ended_ns or 0) > since_ns + records.offset_ns:
-            return _Finding(_in_call(asker, record, seq), last, here.stack)
+    since_ns += records.offset_ns
+    num_since = sum(1 for record in completed if record.created_ns > since_ns)
+    # One that has failed meanwhile is what it waited in while this rank waited for it.
+    waits = [
+        record
+        for record in records.calls
+        if record.state in _PENDING or (record.state == "failed" and (record.ended_ns or 0) > since_ns)
+    ]
+    if here.in_call and waits and not (num_since and time.time_ns() - waits[-1].created_ns < _BRIEF_NS):
+        return _Finding(_in_call(asker, waits[-1], seq), last, here.stack)
     where = f", at {here.where}" if here.where else ""
     if num_since:
         calls = "a call" if num_since == 1 else f"{num_since} calls"
@@ -136,17 +138,17 @@ def _in_call(asker: Asker, record: Record, seq: int) -> str:
     seconds = max(0, until_ns - record.created_ns) / 1e9
     awaited = _awaited(asker, record)
     whom = f" for {describe_ranks(awaited)}" if awaited else ""
-    text = f"{'waited' if has_failed else 'waits'}{whom} in {describe_record(record)}, for {seconds:.1f} s"
+    text = f"waits{whom} in {describe_record(record)}, for {seconds:.1f} s"
     if record.group.name != asker.info.name:
         if _is_behind(asker.own, record):
             return (
                 f"{text}; this rank has not made that call: they use the groups {asker.info.name!r} and "
                 f"{record.group.name!r} in different orders"
             )
-        return f"{'was' if has_failed else 'is'} in another group: it {text}"
+        return f"is in another group: it {text}"
     if record.seq == seq and not record.is_message:
         return f"has come by now: it {text}"
-    return f"{'was' if has_failed else 'is'} in another call: it {text}"
+    return f"is in another call: it {text}"
 
 
 def _awaited(asker: Asker, record: Record) -> list[int]:
@@ -173,13 +175,16 @@ def _is_behind(own: Box | None, record: Record) -> bool:
     return in_group and max((mine.seq for mine in ours), default=0) < record.seq
 
 
-def _without_answer(pid: int) -> str:
-    """What the system says of a process that does not answer."""
+def _without_answer(asker: Asker, rank: int) -> str:
+    """What the segment and the system say of a process that does not answer."""
+    pid, start = asker.identities[rank] if asker.identities else (0, 0)
+    if asker.group.has_left(rank):
+        return "has left the group, or ended"
     state = _state_of(pid)
+    if (state or "?") in _GONE or _is_dead(pid, start):
+        return "is dead"
     if not state:
         return "does not answer, and the system does not show its process from here"
-    if state in _STOPPED:
-        return "is stopped"
     if state in _IN_KERNEL:
         waits = _read(f"/proc/{pid}/wchan")
         return f"does not answer: it is in the kernel{f' ({waits})' if waits not in ('', '0') else ''}"

@@ -202,7 +202,9 @@ class _Watching(Observer):
             lines: list[str] = group.failure()["absent"]
             return lines
         asker = self._asker(group.token)
-        return [] if asker is None else describe_absent(asker, seq, missing, stacks=True)
+        if asker is None:
+            return []
+        return describe_absent(asker, seq, missing, stacks=True, ask=not group.failure()["asked"])
 
     @_harmless(_no_lines)
     def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:

@@ -221,15 +221,19 @@ def _call(task: Task) -> Answer:
     except SystemExit as end:
         if end.code:
             answer.error = RuntimeError(f"rank {task.rank} called sys.exit({end.code!r})")
+            try:
+                raise answer.error
+            except RuntimeError:
+                _leave_groups()
     except BaseException as error:
         answer.error, answer.trace = error, traceback.format_exc()
-        # While the exception is on its way: peers are told of it.
         _leave_groups()
     answer.at = time.time()
     return answer
 
 
 def _leave_groups() -> None:
+    """Peers are told of the exception that is on its way, if there is one."""
     with contextlib.suppress(Exception):
         if dist.is_initialized():
             dist.destroy_process_group()
