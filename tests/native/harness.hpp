@@ -30,6 +30,7 @@ inline constexpr std::chrono::seconds kPatience{40};
 // As in bind_calls.cpp.
 inline constexpr std::chrono::milliseconds kBetweenLooks{50};
 inline constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
+inline constexpr int kMostRanks = 8;
 
 constexpr std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept {
   std::uint64_t x = (a + 0x9e3779b97f4a7c15) ^ (b * 0xd1342543de82ef95);

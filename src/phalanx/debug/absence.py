@@ -52,22 +52,24 @@ class _Finding(NamedTuple):
     stack: list[str]
 
 
-def describe_absent(asker: Asker, seq: int, missing: Sequence[int], *, stacks: bool, ask: bool = True) -> list[str]:
+def describe_absent(
+    asker: Asker, op: str, seq: int, missing: Sequence[int], *, stacks: bool, ask: bool = True
+) -> list[str]:
     """Lines about ranks that did not come to a call in which this one waits, or has waited.
 
     Without `ask` they were asked before, and where they were then is what counts.
     """
     lines = []
-    since_ns = _made_at(asker, seq)
+    call = _Awaited(op, seq, _made_at(asker, seq))
     deadline = time.monotonic() + _LONGEST
     for rank in missing[:_MOST_RANKS] if ask else ():
         asker.group.ask(rank)
     for rank in missing[:_MOST_RANKS]:
         if rank == asker.info.rank:
-            lines.append(f"{_INDENT}{asker.info.describe(rank)} is this one: it came too late")
+            lines.append(f"{_INDENT}{asker.info.describe(rank)} is this one{_own_call(asker, call)}")
             continue
         patience = max(_SHORTEST, min(_PATIENCE, deadline - time.monotonic()))
-        finding = _look_for(asker, rank, seq, since_ns, patience)
+        finding = _look_for(asker, rank, call, patience)
         lines.append(f"{_INDENT}{asker.info.describe(rank)} {finding.text}")
         if finding.last is not None:
             lines.append(f"{_INDENT}  its last completed call: {describe_record(finding.last)}")
@@ -103,7 +105,26 @@ def describe_record(record: Record) -> str:
     return f"{record.op}{whom}{number}, group {record.group.name!r}{place}"
 
 
-def _look_for(asker: Asker, rank: int, seq: int, since_ns: int, patience: float) -> _Finding:
+class _Awaited(NamedTuple):
+    """The call to which ranks did not come, and when this rank made it, on the monotonic clock."""
+
+    op: str
+    seq: int
+    since_ns: int
+
+    def is_that_of(self, record: Record) -> bool:
+        return self.seq == record.seq and not record.is_message and self.op not in ("send", "recv")
+
+
+def _own_call(asker: Asker, call: _Awaited) -> str:
+    """What this rank was in itself, when others gave up waiting for it."""
+    own = [] if asker.own is None else asker.own.records[-1:]
+    if own and own[0].state == "failed" and not call.is_that_of(own[0]):
+        return f": it waited in {describe_record(own[0])}"
+    return ": it came too late"
+
+
+def _look_for(asker: Asker, rank: int, call: _Awaited, patience: float) -> _Finding:
     records = _records_of(asker, rank)
     completed = [record for record in records.calls if record.state == "completed"]
     last = completed[-1] if completed else None
@@ -114,7 +135,7 @@ def _look_for(asker: Asker, rank: int, seq: int, since_ns: int, patience: float)
     if not answer:
         return _Finding(_without_answer(asker, rank), last, [])
     here = Whereabouts.unpack(answer)
-    since_ns += records.offset_ns
+    since_ns = call.since_ns + records.offset_ns
     num_since = sum(1 for record in completed if record.created_ns > since_ns)
     # One that has failed meanwhile is what it waited in while this rank waited for it.
     waits = [
@@ -123,7 +144,7 @@ def _look_for(asker: Asker, rank: int, seq: int, since_ns: int, patience: float)
         if record.state in _PENDING or (record.state == "failed" and (record.ended_ns or 0) > since_ns)
     ]
     if here.in_call and waits and not (num_since and time.time_ns() - waits[-1].created_ns < _BRIEF_NS):
-        return _Finding(_in_call(asker, waits[-1], seq), last, here.stack)
+        return _Finding(_in_call(asker, waits[-1], call), last, here.stack)
     where = f", at {here.where}" if here.where else ""
     if num_since:
         calls = "a call" if num_since == 1 else f"{num_since} calls"
@@ -131,7 +152,7 @@ def _look_for(asker: Asker, rank: int, seq: int, since_ns: int, patience: float)
     return _Finding(f"is in its own code{where}", last, here.stack)
 
 
-def _in_call(asker: Asker, record: Record, seq: int) -> str:
+def _in_call(asker: Asker, record: Record, call: _Awaited) -> str:
     """Of a rank that waits in a call itself."""
     has_failed = record.state == "failed"
     until_ns = record.ended_ns if has_failed and record.ended_ns is not None else time.time_ns()
@@ -146,7 +167,7 @@ def _in_call(asker: Asker, record: Record, seq: int) -> str:
                 f"{record.group.name!r} in different orders"
             )
         return f"is in another group: it {text}"
-    if record.seq == seq and not record.is_message:
+    if call.is_that_of(record):
         return f"has come by now: it {text}"
     return f"is in another call: it {text}"
 

@@ -197,14 +197,14 @@ class _Watching(Observer):
             )
 
     @_harmless(_no_lines)
-    def absent(self, group: Any, info: GroupInfo, seq: int, missing: Sequence[int]) -> list[str]:
+    def absent(self, group: Any, info: GroupInfo, op: str, seq: int, missing: Sequence[int]) -> list[str]:
         if not isinstance(group, _native.Group):
             lines: list[str] = group.failure()["absent"]
             return lines
         asker = self._asker(group.token)
         if asker is None:
             return []
-        return describe_absent(asker, seq, missing, stacks=True, ask=not group.failure()["asked"])
+        return describe_absent(asker, op, seq, missing, stacks=True, ask=not group.failure()["asked"])
 
     @_harmless(_no_lines)
     def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
@@ -241,7 +241,7 @@ class _Watching(Observer):
             if asker is None:
                 return
             info = asker.info
-            lines = describe_absent(asker, seq, missing, stacks=False)
+            lines = describe_absent(asker, _native.OPS[op], seq, missing, stacks=False)
             head = f"{_native.OPS[op]}, seq {seq}, group {info.name!r}, rank {info.rank}"
             _logger.warning("%s", "\n".join([f"{head}: has waited for {slow_seconds():g} s", *lines]))
 

@@ -230,7 +230,7 @@ def _timeout(
             hint = f"give both sides the same tag; if {they} only slow, raise the group's timeout"
     else:
         message += f"{missing} did not come"
-    lines = observer().absent(group, info, failure["seq"], failure["missing"])
+    lines = observer().absent(group, info, op, failure["seq"], failure["missing"])
     return CallTimeout("\n".join([message, *lines]), **here, hint=hint)
 
 

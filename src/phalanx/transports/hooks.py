@@ -41,7 +41,7 @@ class Observer:
     def started(self, info: GroupInfo, op: str, seq: int, inputs: Sequence[torch.Tensor]) -> None:
         """A call is about to be made, in a group whose calls are looked at closely (Check::full)."""
 
-    def absent(self, group: Any, info: GroupInfo, seq: int, missing: Sequence[int]) -> list[str]:
+    def absent(self, group: Any, info: GroupInfo, op: str, seq: int, missing: Sequence[int]) -> list[str]:
         """Lines that say where these ranks are, who did not come to a call."""
         return []
 
