@@ -57,7 +57,7 @@ class Random {
 [[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
 
 // Slots, chunks and one-shot limits small enough that short calls take all paths; waiters that spin,
-// lend their CPU or sleep at once. Calls are compared, at either level.
+// lend their CPU or sleep at once. Calls are compared, but not their results: those lie in pieces of any size.
 Tuning random_tuning(Random& random);
 
 // Where a rank's calls and messages come from.

@@ -21,7 +21,7 @@ from phalanx.testing.options import STUCK_AFTER, Options
 from phalanx.testing.processes import Tell, run_in_processes
 from phalanx.testing.scheduler import Interruption
 from phalanx.testing.schedules import Policy, Recorded, Replay, Trace
-from phalanx.testing.world import Stuck, ThreadsWorld, Unwound, World
+from phalanx.testing.world import Stuck, ThreadsWorld, Unwound, World, exit_error
 
 __all__ = ["execute", "run"]
 
@@ -141,7 +141,7 @@ def _run_once(options: Options, policy: Policy | None) -> _Outcome:
                 if isinstance(caught, Interruption):
                     error = world.stuck.get(rank, caught)
                 elif isinstance(caught, SystemExit):
-                    error = RuntimeError(f"rank {rank} called sys.exit({caught.code!r})") if caught.code else None
+                    error = exit_error(rank, caught)
                 if error is not None and rank not in world.killed:
                     outcome.failures.append((rank, error))
             world.end(rank, error)

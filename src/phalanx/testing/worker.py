@@ -34,7 +34,7 @@ from phalanx.group import group
 from phalanx.testing.belongings import seed_generators
 from phalanx.testing.faults import Fault, let_happen
 from phalanx.testing.scheduler import Interruption
-from phalanx.testing.world import Stuck, World
+from phalanx.testing.world import Stuck, World, exit_error
 from phalanx.transports.shm import ShmTransport
 
 __all__ = ["ALARM", "STREAMS", "Answer", "Progress", "Task", "serve", "stack_path", "stream_path"]
@@ -219,8 +219,8 @@ def _call(task: Task) -> Answer:
     except Interruption as interruption:
         answer.error = Stuck(str(interruption))
     except SystemExit as end:
-        if end.code:
-            answer.error = RuntimeError(f"rank {task.rank} called sys.exit({end.code!r})")
+        answer.error = exit_error(task.rank, end)
+        if answer.error is not None:
             try:
                 raise answer.error
             except RuntimeError:

@@ -41,7 +41,7 @@ from phalanx.transports.threads import ThreadsTransport
 from phalanx.transports.tickets import Ticket
 from phalanx.types import GroupInfo, Store, describe_ranks
 
-__all__ = ["Stuck", "ThreadsWorld", "Unwound", "World", "rank_here"]
+__all__ = ["Stuck", "ThreadsWorld", "Unwound", "World", "exit_error", "rank_here"]
 
 
 # Of meetings.
@@ -52,6 +52,13 @@ _TO_END = 1.0
 
 class Stuck(RuntimeError):
     """A rank neither ends nor communicates."""
+
+
+def exit_error(rank: int, end: SystemExit) -> RuntimeError | None:
+    """What it means that a rank called sys.exit; None where it ended well."""
+    if not end.code:
+        return None
+    return RuntimeError(f"rank {rank} called sys.exit({end.code!r})").with_traceback(end.__traceback__)
 
 
 class Unwound(BaseException):
