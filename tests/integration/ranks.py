@@ -245,6 +245,11 @@ def place(function: Callable[..., Any], text: str) -> str:
     return f"{os.path.relpath(inspect.getfile(function))}:{number}, in {function.__name__}"
 
 
+def gave_up_on(what: str, where: str) -> str:
+    """What all but the one whose time was up are told of a timeout."""
+    return f"gave up on {what}, at {where}, when its timeout ran out: "
+
+
 def outline(text: str) -> str:
     """An error's first line and its last one, which says what to do next, without what it tells in between."""
     first, *_, last = text.splitlines()

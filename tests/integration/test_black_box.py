@@ -224,3 +224,116 @@ def _ring(here: Here) -> list[int]:
 
 def test_a_box_keeps_the_last_calls(tmp_path: Path) -> None:
     assert values(_ring, 2, tmp_path) == [[8, 9, 10, 11, 12]] * 2
+
+
+def _in_long_paths(here: Here) -> tuple[str, str]:
+    """Its place has more bytes than a report keeps, and characters of several bytes."""
+    source = "def wait(call):\n    call()\n"
+    file = "/" + "/".join(["é" * 30] * 4) + "/train.py"
+    names: dict[str, Callable[[Callable[[], object]], None]] = {}
+    exec(compile(source, file, "exec"), names)
+    here.init()
+    dist.barrier()
+    if here.rank == 1:
+        here.hear()
+        return "", ""
+    group = dist.group.WORLD
+    assert group is not None
+    with pytest.raises(phalanx.CallTimeout) as caught:
+        names["wait"](lambda: group.allreduce(torch.ones(1), timeout=timedelta(seconds=0.3)).wait())
+    with pytest.raises(phalanx.CallTimeout) as again:
+        names["wait"](lambda: dist.barrier())
+    here.tell()
+    return str(caught.value), str(again.value)
+
+
+def test_the_place_of_a_call_may_have_a_long_name(tmp_path: Path) -> None:
+    world = World(_in_long_paths, 2, tmp_path)
+    world.told(0)
+    world.tell(1)
+    end, other = world.ends()
+    assert (end.error, other.error) == (None, None), end.trace
+    for text in end.value:
+        assert "rank 1 did not come" in text
+
+
+def _without_a_reason(here: Here) -> str:
+    """A group that explains nothing after one that does: the place of the one is not that of the other."""
+    here.init()
+    dist.all_reduce(torch.ones(1))
+    os.environ.update(PHALANX_CHECK="off", PHALANX_BLACK_BOX="0")
+    plain = dist.new_group(timeout=timedelta(seconds=0.3))
+    if here.rank == 1:
+        here.hear()
+        return ""
+    with pytest.raises(phalanx.CallTimeout):
+        dist.all_reduce(torch.ones(1), group=plain)
+    with pytest.raises(phalanx.CallTimeout) as caught:
+        dist.all_reduce(torch.ones(1), group=plain)
+    here.tell()
+    return caught.value.message.splitlines()[0]
+
+
+def test_places_are_not_those_of_another_group(tmp_path: Path) -> None:
+    world = World(_without_a_reason, 2, tmp_path)
+    world.told(0)
+    world.tell(1)
+    end, _ = world.ends()
+    assert end.value == (
+        "the group is broken: rank 0 gave up on all_reduce, seq 1, when its timeout ran out: rank 1 did not come"
+    )
+
+
+def _never_made(here: Here) -> None:
+    os.environ["PHALANX_FOLDER"] = os.fspath(here.folder / "jobs")
+    with pytest.raises(phalanx.CallTimeout):
+        phalanx.ProcessGroup(here.store(), 0, 2, timedelta(seconds=0.3))
+
+
+def test_a_group_that_is_never_made_leaves_no_folder(tmp_path: Path) -> None:
+    values(_never_made, 1, tmp_path)
+    assert list((tmp_path / "jobs").iterdir()) == []
+
+
+def _handled(here: Here) -> None:
+    os.environ["PHALANX_FOLDER"] = os.fspath(here.folder / "jobs")
+    here.init()
+    try:
+        next(iter(()))
+    except StopIteration:
+        dist.destroy_process_group()
+
+
+def test_an_exception_that_is_handled_is_no_failure(tmp_path: Path) -> None:
+    values(_handled, 2, tmp_path)
+    assert list((tmp_path / "jobs").iterdir()) == []
+
+
+def _full_boxes(here: Here) -> list[str]:
+    here.init()
+    tensor = torch.ones(1)
+    for _ in range(2100):
+        dist.all_reduce(tensor)
+    with pytest.raises(phalanx.Mismatch) as caught:
+        dist.all_reduce(torch.ones(1 + here.rank))
+    dist.destroy_process_group()
+    return caught.value.message.splitlines()[-1:]
+
+
+def test_a_report_where_boxes_are_full(tmp_path: Path) -> None:
+    for (line,) in values(_full_boxes, 2, tmp_path):
+        assert line.startswith("  last completed call of all ranks: all_reduce, seq 2100, at ")
+
+
+def _failed_and_ended(here: Here) -> None:
+    os.environ["PHALANX_FOLDER"] = os.fspath(here.folder / "jobs")
+    here.init()
+    with pytest.raises(phalanx.Mismatch):
+        dist.all_reduce(torch.ones(1 + here.rank))
+
+
+def test_a_failure_leaves_a_trace(tmp_path: Path) -> None:
+    values(_failed_and_ended, 2, tmp_path)
+    (job,) = (tmp_path / "jobs").iterdir()
+    assert sorted(path.name for path in job.glob("rank_*")) == ["rank_0", "rank_1"]
+    assert "mismatch" in _analyzed(job).lower()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Here, World, place, values
+from ranks import Here, World, gave_up_on, place, values
 
 import phalanx
 
@@ -431,8 +431,8 @@ def test_a_rank_that_stands_still_until_the_timeout_is_missing(tmp_path: Path) -
     assert first.value.splitlines()[0] == (
         "[MISSING] all_reduce, seq 2, group 'default_pg', rank 0: gave up after a timeout of 0.4 s: rank 1 did not come"
     )
-    what = f"all_reduce, seq 2, at {place(_stopped, 'dist.all_reduce')}"
-    assert f"the group is broken: rank 0 gave up on {what} when its timeout ran out" in second.value
+    gave_up = gave_up_on("all_reduce, seq 2", place(_stopped, "dist.all_reduce"))
+    assert f"the group is broken: rank 0 {gave_up}rank 1 did not come\n" in second.value
 
 
 def _overtaken(here: Here) -> tuple[str, str]:

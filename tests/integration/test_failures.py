@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Here, World, place, run, shared_files, values
+from ranks import Here, World, gave_up_on, place, run, shared_files, values
 
 import phalanx
 
@@ -50,8 +50,8 @@ def test_a_missing_rank_is_named(per_call: bool, tmp_path: Path) -> None:
     assert [(end.error, end.value[0]) for end in ends] == [(None, "MISSING")] * 3, ends[0].trace
     texts = [end.value[1] for end in ends]
     gave_up = [text for text in texts if "gave up after a timeout of 0.3 s: rank 2 did not come" in text]
-    what = f"all_reduce, seq 2, at {place(_missing, 'group.allreduce')}"
-    told = [text for text in texts if f"gave up on {what} when its timeout ran out: rank 2 did not come" in text]
+    expected = gave_up_on("all_reduce, seq 2", place(_missing, "group.allreduce")) + "rank 2 did not come"
+    told = [text for text in texts if expected in text]
     assert len(gave_up) >= 1
     assert len(gave_up) + len(told) == 3
 

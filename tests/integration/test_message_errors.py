@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Gate, Here, outline, place, values
+from ranks import Gate, Here, gave_up_on, outline, place, values
 
 import phalanx
 
@@ -44,12 +44,17 @@ def _told(here: Here, numel: int, dtype: torch.dtype) -> str:
     ],
 )
 def test_a_message_that_does_not_fit(numel: int, dtype: torch.dtype, code: str, sent: str, tmp_path: Path) -> None:
+    part = 0 if code == "COUNT" else 1
+    marks = [text.split(" of ")[part] for text in (sent, "2 elements of float32")]
     for rank, text in enumerate(values(_told, 2, tmp_path, numel, dtype)):
         assert text.startswith(f"[MISMATCH:{code}] recv, seq 1, group 'default_pg', rank {rank}:") or rank == 1
         assert text.startswith(f"[MISMATCH:{code}]")
-        sender, receiver = place(_told, "dist.send("), place(_told, "dist.recv(torch.empty(2)")
-        assert f"\n  rank 1: send({sent}, to rank 0, tag 5)\n    at {sender}\n" in text
-        assert f"\n  rank 0: recv(2 elements of float32, from rank 1, tag 5)\n    at {receiver}\n" in text
+        assert text.splitlines()[1:5] == [
+            f"  rank 1: send({sent}, to rank 0, tag 5)  <-- {marks[0]}",
+            f"    at {place(_told, 'dist.send(')}",
+            f"  rank 0: recv(2 elements of float32, from rank 1, tag 5)  <-- {marks[1]}",
+            f"    at {place(_told, 'dist.recv(torch.empty(2)')}",
+        ]
         assert "\n  Next: receive into a tensor of the dtype and number of elements that are sent" in text
 
 
@@ -77,8 +82,8 @@ def test_a_message_that_does_not_come(tmp_path: Path) -> None:
     hasty, patient = values(_nothing_came, 2, tmp_path)[0]
     came = "no message with tag 77 came from rank 1, but others did, with tag 78\n  Next: give both sides the same tag"
     assert f"rank 0: gave up after a timeout of 0.3 s: {came}" in outline(hasty)
-    what = f"recv, seq 2, at {place(_nothing_came, '.recv([torch.empty(1)], 1, 77')}"
-    assert f"the group is broken: rank 0 gave up on {what} when its timeout ran out: {came}" in outline(patient)
+    gave_up = gave_up_on("recv, seq 2", place(_nothing_came, ".recv([torch.empty(1)], 1, 77"))
+    assert f"the group is broken: rank 0 {gave_up}{came}" in outline(patient)
 
 
 def _nobody_receives(here: Here) -> str:
@@ -159,8 +164,7 @@ def _late_behind_another(here: Here, in_thread: bool) -> list[str]:
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_a_call_that_is_late_behind_another_is_not_left_out(in_thread: bool, tmp_path: Path) -> None:
     first, second = values(_late_behind_another, 2, tmp_path, in_thread)
-    what = f"all_reduce, seq 2, at {place(_late_behind_another, '2.0)], opts)')}"
-    gave_up = f"gave up on {what} when its timeout ran out: rank 1 did not come"
+    gave_up = gave_up_on("all_reduce, seq 2", place(_late_behind_another, "2.0)], opts)")) + "rank 1 did not come"
     assert "seq 2, group 'default_pg', rank 0: gave up after a timeout of 0.3 s: rank 1 did not come" in first[0]
     assert f"seq 1, group 'default_pg', rank 0: the group is broken: rank 0 {gave_up}" in first[1]
     assert f"seq 3, group 'default_pg', rank 0: the group is broken: rank 0 {gave_up}" in first[2]

@@ -198,6 +198,24 @@ def test_of_the_jobs_that_are_over_the_newest_are_kept(nursery: Nursery, base: P
     assert set(job_folders(base)) == {*left[2:], made, another}
 
 
+def test_folders_of_others_are_left_alone(base: Path) -> None:
+    theirs = [base / f"job-{number:03d}" for number in range(folders._MOST_KEPT + 4)]
+    for folder in theirs:
+        folder.mkdir(parents=True)
+        (folder / "checkpoint.box").write_text("mine")
+    make_job_folder()
+    assert [sorted(path.name for path in folder.iterdir()) for folder in theirs] == [["checkpoint.box"]] * len(theirs)
+
+
+def test_what_is_not_ours_stays_in_a_folder_that_is(base: Path) -> None:
+    kept = _leave(base, 20200101)
+    (kept / "notes.md").write_text("mine")
+    for day in range(folders._MOST_KEPT + 1):
+        _leave(base, 20200102 + day)
+    make_job_folder()
+    assert [path.name for path in kept.iterdir()] == ["notes.md"]
+
+
 def test_the_jobs_that_are_over_have_so_much_room(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [_leave(base, 20200101 + day, size=1 << 20) for day in range(4)]
     monkeypatch.setattr(folders, "_MOST_KEPT_BYTES", 3 << 20)
@@ -245,11 +263,16 @@ class TestBase:
         assert base_folder() == base_folder() == temporary / f"phalanx-{os.getuid()}"
         assert _mode(base_folder()) == 0o700
 
-    def test_one_that_others_can_enter_is_not_used(self, temporary: Path) -> None:
+    def test_one_of_ours_that_others_can_enter_is_closed(self, temporary: Path) -> None:
         (temporary / f"phalanx-{os.getuid()}").mkdir(mode=0o755)
         (temporary / f"phalanx-{os.getuid()}").chmod(0o755)
-        assert base_folder() != temporary / f"phalanx-{os.getuid()}"
+        assert base_folder() == temporary / f"phalanx-{os.getuid()}"
         assert _mode(base_folder()) == 0o700
+
+    def test_the_working_folder_may_change(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("PHALANX_FOLDER", "boxes")
+        assert base_folder() == tmp_path / "boxes"
 
     def test_a_link_is_not_followed(self, temporary: Path) -> None:
         (temporary / "target").mkdir(mode=0o700)

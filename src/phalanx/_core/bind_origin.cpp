@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "black_box.hpp"
@@ -75,9 +76,9 @@ Owner owner_of(PyCodeObject* code) {
   const auto found = known.owners.find(code);
   if (found != known.owners.end()) return found->second;
   if (known.owners.size() > kMostKnown) {
-    for (const auto& [kept, owner] : known.owners) Py_DECREF(kept);
-    known.owners.clear();
     known.sites.clear();
+    // What goes may call back here.
+    for (const auto& [kept, owner] : std::exchange(known.owners, {})) Py_DECREF(kept);
   }
   const std::string file = utf8(code->co_filename);
   const auto is_other = [&](const std::string& folder) { return lies_in(file, folder); };
@@ -96,15 +97,18 @@ Owner owner_of(PyCodeObject* code) {
 
 // As seen from the working folder, if it lies there; else its end, as people are short of room.
 std::string short_path(const std::string& file) {
+  std::string_view path = file;
   char here[PATH_MAX];
   if (::getcwd(here, sizeof(here)) != nullptr) {
     const std::string folder = std::string(here) + "/";
-    if (file.starts_with(folder)) return file.substr(folder.size());
+    if (path.starts_with(folder)) path.remove_prefix(folder.size());
   }
-  constexpr std::size_t kLongest = 80;
-  if (file.size() <= kLongest) return file;
-  const std::size_t slash = file.find('/', file.size() - kLongest);
-  return ".../" + file.substr(slash == std::string::npos ? file.size() - kLongest : slash + 1);
+  constexpr std::size_t kLongest = 72;
+  if (path.size() <= kLongest) return std::string(path);
+  path.remove_prefix(path.size() - kLongest);
+  while (!path.empty() && (static_cast<unsigned char>(path[0]) & 0xc0) == 0x80) path.remove_prefix(1);
+  const std::size_t slash = path.find('/');
+  return ".../" + std::string(slash == std::string_view::npos ? path : path.substr(slash + 1));
 }
 
 const Location* location_of(const Frame& frame) {

@@ -95,8 +95,7 @@ BlackBox::BlackBox(const std::string& path, std::uint32_t capacity, int rank, in
   made->rank.store(rank, std::memory_order_relaxed);
   made->world_size.store(world_size, std::memory_order_relaxed);
   made->arena_used.store(1, std::memory_order_relaxed);
-  const std::string_view kept = cut(program, sizeof(made->program) - 1);
-  std::memcpy(made->program, kept.data(), kept.size());
+  copy_text(made->program, program);
   // Last: a file with this word is whole.
   std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(made->magic, kBoxMagic, sizeof(made->magic));
@@ -115,6 +114,7 @@ BoxRecord& BlackBox::record(std::uint64_t id) const noexcept {
 }
 
 std::uint32_t BlackBox::remember(const std::string& text) {
+  if (forked()) return 0;
   const std::lock_guard lock(mutex_);
   const auto known = texts_.find(text);
   if (known != texts_.end()) return known->second;
@@ -137,6 +137,7 @@ std::uint32_t BlackBox::offset_of(const Location* location) {
 }
 
 BoxEntry BlackBox::begin(const BoxCall& call) {
+  if (forked()) return {};
   const std::uint64_t id = header().next.fetch_add(1, std::memory_order_relaxed) + 1;
   BoxRecord& made = record(id);
   made.id.store(0, std::memory_order_relaxed);

@@ -8,7 +8,7 @@
 // text that found no room. Parts of a text are divided by kDivider:
 //
 //   of a place in the program   file, line, function
-//   of a group                  name, description, this rank in it, its ranks in the world ("0,1,2")
+//   of a group                  name, description, this rank in it, its ranks in the world ("0-2,5")
 #pragma once
 
 #include <atomic>
@@ -123,7 +123,7 @@ class BlackBox {
   // One thread at a time: those who come from Python hold the GIL.
   BoxEntry begin(const BoxCall& call);
   // The entry of a record by its number.
-  BoxEntry entry(std::uint64_t id) const noexcept { return {&record(id), id}; }
+  BoxEntry entry(std::uint64_t id) const noexcept { return forked() ? BoxEntry() : BoxEntry(&record(id), id); }
   // Of the groups that are made from now on.
   void set_rank(int rank, int world_size) noexcept;
   std::string contents() const;

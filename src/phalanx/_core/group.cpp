@@ -50,7 +50,9 @@ void Group::watch(const std::vector<Identity>& ranks) {
 void Group::keep_records(std::shared_ptr<BlackBox> box, const std::string& group, const std::string& path) {
   member_->box_group = box->remember(group);
   member_->box = std::move(box);
-  segment().answer(rank()).box.write(path);
+  // One that does not fit is not known to peers, rather than wrong.
+  auto& known = segment().answer(rank()).box;
+  known.write(path.size() <= known.kRoom ? path : "");
 }
 
 void Group::abort(const std::string& text) { member_->report_abort(seq(), text); }

@@ -1,6 +1,5 @@
 #include "member.hpp"
 
-#include <cstdio>
 #include <stdexcept>
 #include <utility>
 
@@ -21,9 +20,7 @@ int checked(int rank, int size) {
 void set_doing(Failure& failure, const Member::Doing& doing) {
   failure.op = doing.op;
   failure.seq = doing.seq;
-  if (doing.location != nullptr) {
-    std::snprintf(failure.where[0], sizeof(failure.where[0]), "%s", doing.location->text.c_str());
-  }
+  if (doing.location != nullptr) copy_text(failure.where[0], doing.location->text);
 }
 
 }  // namespace
@@ -46,7 +43,7 @@ void Member::report_timeout(const Doing& doing, const std::vector<int>& missing,
   failure.rank = rank();
   failure.peer = peer;
   failure.misfit.tag = tag;
-  std::snprintf(failure.text, sizeof(failure.text), "%s", others.c_str());
+  copy_text(failure.text, others);
   set_doing(failure, doing);
   failure.asked = doing.asked ? 1 : 0;
   for (const int rank : missing) failure.missing[rank / 64] |= std::uint64_t{1} << rank % 64;
@@ -74,7 +71,7 @@ void Member::report_abort(std::uint64_t seq, const std::string& text) {
   failure.rank = rank();
   failure.peer = -1;
   failure.seq = seq;
-  std::snprintf(failure.text, sizeof(failure.text), "%s", text.c_str());
+  copy_text(failure.text, text);
   lines.abort(failure);
 }
 

@@ -1,7 +1,6 @@
 #include "messages.hpp"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -141,11 +140,8 @@ void Messages::accept(int from, std::uint64_t number, const Envelope& envelope, 
     failure.seq = ticket->seq.load(std::memory_order_relaxed);
     failure.misfit = {envelope.count, ticket->count, ticket->tag, envelope.dtype,
                       static_cast<std::uint8_t>(ticket->dtype)};
-    const auto set_where = [](auto& where, const std::string& text) {
-      std::snprintf(where, sizeof(where), "%s", text.c_str());
-    };
-    set_where(failure.where[0], member_->lines.location_text(from, envelope.location));
-    set_where(failure.where[1], ticket->origin.text());
+    copy_text(failure.where[0], member_->lines.location_text(from, envelope.location));
+    copy_text(failure.where[1], ticket->origin.text());
     member_->lines.fail(failure, [&] {
       for (int rank = 0; rank < member_->size(); ++rank) member_->lines.testify(rank, 0, UINT64_MAX);
     });

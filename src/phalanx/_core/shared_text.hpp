@@ -18,6 +18,14 @@ inline std::string_view cut(std::string_view text, std::size_t room) noexcept {
   return text.substr(0, size);
 }
 
+// Into an array of characters, ended by a zero.
+template <std::size_t kSize>
+void copy_text(char (&to)[kSize], std::string_view text) noexcept {
+  text = cut(text, kSize - 1);
+  std::memcpy(to, text.data(), text.size());
+  to[text.size()] = 0;
+}
+
 template <std::size_t kWords>
 struct SharedText {
   static constexpr std::size_t kRoom = kWords * sizeof(std::uint64_t) - 1;

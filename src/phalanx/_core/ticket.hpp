@@ -76,7 +76,11 @@ class Ticket {
 // One side of a collective.
 class CallTicket : public Ticket {
  public:
-  using Ticket::reopen;
+  void reopen() noexcept {
+    Ticket::reopen();
+    request.origin = Origin();
+    request.shape = Shape();
+  }
   Request request;
   FloatMode float_mode;
 };

@@ -1,7 +1,6 @@
 #include "waiting.hpp"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -262,7 +261,7 @@ void Lines::testify(int rank, std::uint64_t called, std::uint64_t latest) noexce
     call = seq != 0 ? segment_.descriptor(rank, seq) : Descriptor{};
     // Gone by now, where the rank is far ahead.
     if (call.seq != seq) call = Descriptor{};
-    std::snprintf(where, sizeof(where), "%s", location_text(rank, call.location).c_str());
+    copy_text(where, location_text(rank, call.location));
   };
   testimony.arrived = called != 0 ? 1 : 0;
   set(called, testimony.call, testimony.call_where);
@@ -285,9 +284,7 @@ std::optional<ShapeNote> Lines::take_note() {
 void Lines::say_last_words(const std::string& text) noexcept {
   LastWords& words = segment_.last_words(rank_);
   if (words.said.load(std::memory_order_relaxed) != 0) return;
-  const std::string_view kept = cut(text, sizeof(words.text) - 1);
-  std::memcpy(words.text, kept.data(), kept.size());
-  words.text[kept.size()] = 0;
+  copy_text(words.text, text);
   words.said.store(1, std::memory_order_release);
 }
 

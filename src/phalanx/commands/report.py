@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _newest() -> Path:
     base = base_folder()
-    folders = job_folders(base)
+    folders = [folder for folder in job_folders(base) if any(folder.glob("*.box"))]
     if not folders:
         raise ValueError(f"there is no job folder in {base}; a job that ended well leaves none behind")
     return folders[-1]

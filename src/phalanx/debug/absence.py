@@ -11,9 +11,9 @@ from typing import NamedTuple
 from phalanx import _native
 from phalanx.debug.answers import Whereabouts
 from phalanx.debug.records import Box, Record, read_box
-from phalanx.types import GroupInfo, describe_ranks
+from phalanx.types import GroupInfo
 
-__all__ = ["Asker", "describe_absent", "describe_last_calls", "last_calls"]
+__all__ = ["MOST_RECORDS", "Asker", "describe_absent", "describe_last_calls", "last_calls"]
 
 _INDENT = "  "
 # Seconds: for the answer of the first rank, and for those of all.
@@ -21,6 +21,8 @@ _PATIENCE, _LONGEST = 1.0, 2.0
 _SHORTEST = 0.05
 _MOST_RANKS = 8
 _NUM_LAST_CALLS = 3
+# Of a box: who is so far behind that it takes more is lost anyway.
+MOST_RECORDS = 100
 # Of a group, for whom a call waits.
 _MOST_LOOKED_AT = 16
 _PENDING = ("scheduled", "started")
@@ -33,6 +35,13 @@ _IN_KERNEL = "D"
 _GONE = "ZXx"
 
 
+class _Records(NamedTuple):
+    """The calls of a rank since it began to make this rank's groups. Their times are by the box' own clock."""
+
+    calls: list[Record]
+    offset_ns: int  # of that clock to the monotonic one
+
+
 class Asker(NamedTuple):
     """A group, seen by one of its ranks that waits: what it takes to look for the others."""
 
@@ -41,6 +50,7 @@ class Asker(NamedTuple):
     identities: Sequence[tuple[int, int]]  # of the processes of the ranks: number and start time
     own: Box | None
     path_of: Callable[[int], str]  # where the box of a rank of the job is; empty where this rank does not know
+    known: dict[str, _Records | None]  # boxes that were read for this report, by their paths
     began_ns: int  # on the monotonic clock, which all processes share: calls before belong to groups that are no more
 
 
@@ -60,7 +70,7 @@ def describe_absent(
     Without `ask` they were asked before, and where they were then is what counts.
     """
     lines = []
-    call = _Awaited(op, seq, _made_at(asker, seq))
+    call = _Awaited(op, seq, _made_at(asker, op, seq))
     deadline = time.monotonic() + _LONGEST
     for rank in missing[:_MOST_RANKS] if ask else ():
         asker.group.ask(rank)
@@ -98,11 +108,17 @@ def describe_record(record: Record) -> str:
     number = f", seq {record.seq}" if record.seq else ""
     whom = ""
     if record.is_message:
-        peer = "any rank" if record.peer < 0 else f"rank {record.peer}"
+        peer = "any rank" if record.peer < 0 else _named(record, record.peer)
         whom = f" {'to' if record.op == 'send' else 'from'} {peer}, tag {record.tag}"
     where = record.location
     place = "" if where is None else f", at {where.describe()}"
     return f"{record.op}{whom}{number}, group {record.group.name!r}{place}"
+
+
+def _named(record: Record, *ranks: int) -> str:
+    """Ranks of the call's group, as people know them."""
+    group = record.group
+    return GroupInfo(group.name, group.rank, len(group.ranks), group.ranks).describe(*ranks)
 
 
 class _Awaited(NamedTuple):
@@ -131,7 +147,8 @@ def _look_for(asker: Asker, rank: int, call: _Awaited, patience: float) -> _Find
     pid, start = asker.identities[rank] if asker.identities else (0, 0)
     if (_state_of(pid) or "?") in _STOPPED:
         return _Finding("is stopped (by SIGSTOP, Ctrl-Z or a debugger); SIGCONT lets it go on", last, [])
-    answer = asker.group.answer_of(rank, 0.0 if _is_dead(pid, start) else patience)
+    is_gone = asker.group.has_left(rank) or _is_dead(pid, start)
+    answer = asker.group.answer_of(rank, 0.0 if is_gone else patience)
     if not answer:
         return _Finding(_without_answer(asker, rank), last, [])
     here = Whereabouts.unpack(answer)
@@ -143,8 +160,9 @@ def _look_for(asker: Asker, rank: int, call: _Awaited, patience: float) -> _Find
         for record in records.calls
         if record.state in _PENDING or (record.state == "failed" and (record.ended_ns or 0) > since_ns)
     ]
-    if here.in_call and waits and not (num_since and time.time_ns() - waits[-1].created_ns < _BRIEF_NS):
-        return _Finding(_in_call(asker, waits[-1], call), last, here.stack)
+    now_ns = time.monotonic_ns() + records.offset_ns
+    if here.in_call and waits and not (num_since and now_ns - waits[-1].created_ns < _BRIEF_NS):
+        return _Finding(_in_call(asker, waits[-1], call, now_ns), last, here.stack)
     where = f", at {here.where}" if here.where else ""
     if num_since:
         calls = "a call" if num_since == 1 else f"{num_since} calls"
@@ -152,13 +170,11 @@ def _look_for(asker: Asker, rank: int, call: _Awaited, patience: float) -> _Find
     return _Finding(f"is in its own code{where}", last, here.stack)
 
 
-def _in_call(asker: Asker, record: Record, call: _Awaited) -> str:
+def _in_call(asker: Asker, record: Record, call: _Awaited, now_ns: int) -> str:
     """Of a rank that waits in a call itself."""
-    has_failed = record.state == "failed"
-    until_ns = record.ended_ns if has_failed and record.ended_ns is not None else time.time_ns()
-    seconds = max(0, until_ns - record.created_ns) / 1e9
+    seconds = max(0, (record.ended_ns or now_ns) - record.created_ns) / 1e9
     awaited = _awaited(asker, record)
-    whom = f" for {describe_ranks(awaited)}" if awaited else ""
+    whom = f" for {_named(record, *awaited)}" if awaited else ""
     text = f"waits{whom} in {describe_record(record)}, for {seconds:.1f} s"
     if record.group.name != asker.info.name:
         if _is_behind(asker.own, record):
@@ -173,17 +189,18 @@ def _in_call(asker: Asker, record: Record, call: _Awaited) -> str:
 
 
 def _awaited(asker: Asker, record: Record) -> list[int]:
-    """The ranks of the job that have not made the call which a rank of theirs is in, as far as their boxes tell."""
+    """The ranks of the call's group that have not made it, as far as their boxes tell."""
     ranks = record.group.ranks
     if record.is_message or len(ranks) > _MOST_LOOKED_AT:
         return []
     awaited = []
-    for rank in ranks:
-        path = asker.path_of(rank)
-        if path:
-            calls = _records_at(asker, path).calls
-            if all(call.group.name != record.group.name or call.is_message or call.seq < record.seq for call in calls):
-                awaited.append(rank)
+    for rank, world_rank in enumerate(ranks):
+        records = _records_at(asker, asker.path_of(world_rank))
+        if records is not None and not any(
+            call.group.name == record.group.name and not call.is_message and call.seq >= record.seq
+            for call in records.calls
+        ):
+            awaited.append(rank)
     return awaited
 
 
@@ -231,31 +248,28 @@ def _read(path: str) -> str:
         return ""
 
 
-class _Records(NamedTuple):
-    """The calls of a rank since it began to make this rank's groups. Their times are by the box' own clock."""
-
-    calls: list[Record]
-    offset_ns: int  # of that clock to the monotonic one
-
-
 def _records_of(asker: Asker, rank: int) -> _Records:
     """None where the box is out of reach: on another file system, or in memory."""
-    return _records_at(asker, asker.group.box_of(rank))
+    return _records_at(asker, asker.group.box_of(rank)) or _Records([], 0)
 
 
-def _records_at(asker: Asker, path: str) -> _Records:
-    try:
-        box = read_box(path) if path else None
-    except (OSError, ValueError):
-        box = None
-    if box is None:
-        return _Records([], 0)
+def _records_at(asker: Asker, path: str) -> _Records | None:
+    if path not in asker.known:
+        try:
+            box = read_box(path, MOST_RECORDS) if path else None
+        except (OSError, ValueError):
+            box = None
+        asker.known[path] = None if box is None else _newest(asker, box)
+    return asker.known[path]
+
+
+def _newest(asker: Asker, box: Box) -> _Records:
     offset = box.clock_offset_ns
     return _Records([record for record in box.records if record.created_ns - offset >= asker.began_ns], offset)
 
 
-def _made_at(asker: Asker, seq: int) -> int:
+def _made_at(asker: Asker, op: str, seq: int) -> int:
     """When this rank made the call, on the monotonic clock, as far as its box knows; else now."""
     own = asker.own
-    calls = [] if own is None else [r for r in own.records if r.group.name == asker.info.name and r.seq == seq]
+    calls = [] if own is None else [r for r in own.records if (r.group.name, r.op, r.seq) == (asker.info.name, op, seq)]
     return calls[-1].created_ns - own.clock_offset_ns if own is not None and calls else time.monotonic_ns()

@@ -49,7 +49,7 @@ class Whereabouts(NamedTuple):
 
 def describe_frame(frame: FrameType | None) -> Whereabouts:
     entries: list[traceback.FrameSummary] = [] if frame is None else list(traceback.extract_stack(frame))
-    own = [number for number, entry in enumerate(entries) if not is_framework(entry.filename)]
+    own = [number for number in range(len(entries)) if _is_own(entries, number)]
     if not own:
         return Whereabouts(False, "", [_describe(entry) for entry in entries[-_MOST_FRAMES:]])
     below = list(itertools.takewhile(lambda entry: not is_ours(entry.filename), entries[own[-1] + 1 :]))
@@ -62,6 +62,13 @@ def describe_frame(frame: FrameType | None) -> Whereabouts:
 
 def _describe(entry: traceback.FrameSummary) -> str:
     return f"{short_path(entry.filename)}:{entry.lineno}, in {entry.name}"
+
+
+def _is_own(entries: list[traceback.FrameSummary], number: int) -> bool:
+    """Whether a frame is the program's. Code without a file, as dataclasses have it, is that of its caller."""
+    name = entries[number].filename
+    made = name.startswith("<") and number > 0 and is_framework(entries[number - 1].filename)
+    return not is_framework(name) and not made
 
 
 def _is_start(filename: str) -> bool:

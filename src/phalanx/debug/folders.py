@@ -15,8 +15,8 @@ import fcntl
 import functools
 import logging
 import os
+import re
 import secrets
-import shutil
 import stat
 import struct
 import tempfile
@@ -33,6 +33,9 @@ __all__ = ["Membership", "base_folder", "job_folders", "make_job_folder", "read_
 _logger = logging.getLogger("phalanx")
 
 _LOCK = "lock"
+# What a folder of ours is called, and what is in it: nothing else is touched.
+_JOB_NAME = re.compile(r"job-\d{8}-\d{6}-\d+-[0-9a-f]{4}")
+_CONTENTS = ("*.box", "*.txt", "rank_*", "rank-*.json", _LOCK)
 # Of the folders of jobs that are over.
 _MOST_KEPT = 10
 _MOST_KEPT_BYTES = 256 * 1024 * 1024
@@ -77,7 +80,8 @@ def make_job_folder() -> Path:
 def base_folder() -> Path:
     """Where job folders are: $PHALANX_FOLDER, else a folder of this user's own among the temporary files."""
     if chosen := os.environ.get("PHALANX_FOLDER"):
-        folder = Path(chosen)
+        # The program may change its working folder.
+        folder = Path(chosen).absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
     parent = _temporary_folder()
@@ -90,7 +94,8 @@ def base_folder() -> Path:
 
 def job_folders(base: Path) -> list[Path]:
     """From the oldest to the newest one."""
-    return sorted(path for path in base.glob("job-*") if path.is_dir() and not path.is_symlink())
+    named = [path for path in base.glob("job-*") if _JOB_NAME.fullmatch(path.name)]
+    return sorted(path for path in named if path.is_dir() and not path.is_symlink())
 
 
 def read_boxes(folder: Path) -> tuple[list[Box], list[str]]:
@@ -142,7 +147,7 @@ class Membership:
             _mark(self.box, _FAILED if box_failed else _WELL)
             with _one_by_one(self.folder):
                 if _lock_alone(lock) and _all_ended_well(self.folder):
-                    shutil.rmtree(self.folder)
+                    _remove(self.folder)
                 os.close(lock)
                 lock = None
         finally:
@@ -228,7 +233,10 @@ def _temporary_folder() -> Path:
 
 def _is_ours(folder: Path) -> bool:
     status = folder.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if is_ours and stat.S_IMODE(status.st_mode) & 0o077:
+        folder.chmod(0o700)
+    return is_ours
 
 
 @_harmless
@@ -242,7 +250,7 @@ def _make_room(base: Path) -> None:
                 num += 1
                 size += _size_of(folder)
                 if num > _MOST_KEPT or (num > 1 and size > _MOST_KEPT_BYTES):
-                    shutil.rmtree(folder)
+                    _remove(folder)
 
 
 @contextlib.contextmanager
@@ -257,6 +265,14 @@ def _locked_alone(folder: Path) -> Iterator[bool]:
         yield _lock_alone(lock)
     finally:
         os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """What is ours in it, and the folder if that was all."""
+    for pattern in _CONTENTS:
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+    folder.rmdir()
 
 
 def _size_of(folder: Path) -> int:

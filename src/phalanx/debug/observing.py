@@ -17,7 +17,7 @@ import torch
 
 from phalanx import _native
 from phalanx.debug import answers, flight
-from phalanx.debug.absence import Asker, describe_absent, last_calls
+from phalanx.debug.absence import MOST_RECORDS, Asker, describe_absent, last_calls
 from phalanx.debug.finite import describe_not_finite
 from phalanx.debug.own_box import own_box
 from phalanx.errors import PhalanxError
@@ -35,6 +35,8 @@ _VARIABLE = "PHALANX_SLOW"
 _SLOW = 10.0
 # Texts that a process leaves in its job's folder.
 _MOST_REPORTS = 20
+# Seconds after a failure.
+_DUMP_AFTER = 1.0
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -89,6 +91,7 @@ class _Seen:
         self.info = info
         self.identities = transport.identities
         self.began_ns = transport.began_ns
+        self.absent: list[str] | None = None
 
     @property
     def group(self) -> _native.Group | None:
@@ -102,6 +105,7 @@ class _Watching(Observer):
         self._tokens = itertools.count(1)
         self._lock = threading.Lock()
         self._told: list[str] = []
+        self._dump_timer: threading.Timer | None = None
         # Groups in whose inputs something was found already.
         self._not_finite: weakref.WeakSet[GroupInfo] = weakref.WeakSet()
         os.register_at_fork(after_in_child=self._forget)
@@ -110,6 +114,7 @@ class _Watching(Observer):
         self._seen = {}
         self._lock = threading.Lock()
         self._told = []
+        self._dump_timer = None
 
     @_harmless(str)
     def offer_folder(self) -> str:
@@ -127,7 +132,7 @@ class _Watching(Observer):
         # As of now: tests change it.
         _native.set_slow(slow_seconds(), self.tell_slow)
         if box is not None and not self._seen:
-            box.set_rank(_world_rank(info), info.size)
+            own.set_rank(_world_rank(info), info.size)
         token = next(self._tokens)
         group.token = token
         self._seen[token] = _Seen(transport, info, lambda _: self._seen.pop(token, None))
@@ -142,7 +147,7 @@ class _Watching(Observer):
         if seen is None or group is None:
             return None
         began = min(each.began_ns for each in list(self._seen.values()))
-        return Asker(group, seen.info, seen.identities, own_box().read(), self._path_of, began)
+        return Asker(group, seen.info, seen.identities, own_box().read(MOST_RECORDS), self._path_of, {}, began)
 
     def _path_of(self, rank: int) -> str:
         """The black box of a rank of the job, where this one shares a group with it."""
@@ -175,6 +180,7 @@ class _Watching(Observer):
     @_harmless(_nothing)
     def exiting(self) -> None:
         answers.stop()
+        self._dump()
         own_box().end()
 
     @_harmless(_nothing)
@@ -202,9 +208,13 @@ class _Watching(Observer):
             lines: list[str] = group.failure()["absent"]
             return lines
         asker = self._asker(group.token)
-        if asker is None:
+        seen = self._seen.get(group.token)
+        if asker is None or seen is None:
             return []
-        return describe_absent(asker, op, seq, missing, stacks=True, ask=not group.failure()["asked"])
+        # A broken group says the same at every further call.
+        if seen.absent is None:
+            seen.absent = describe_absent(asker, op, seq, missing, stacks=True, ask=not group.failure()["asked"])
+        return seen.absent
 
     @_harmless(_no_lines)
     def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
@@ -228,10 +238,27 @@ class _Watching(Observer):
                 return
             self._told.append(text)
             number = len(self._told)
-        box = own.read()
-        rank = box.rank if box is not None else error.rank
-        (folder / f"rank{rank}-{number}.txt").write_text(text)
-        if box is not None:
+        (folder / f"rank{own.rank}-{number}.txt").write_text(text)
+        self._dump_soon()
+
+    def _dump_soon(self) -> None:
+        """The trace takes longer than the error may: it comes when the program has dealt with that, or when it ends."""
+        with self._lock:
+            if self._dump_timer is None:
+                self._dump_timer = threading.Timer(_DUMP_AFTER, self._dump)
+                self._dump_timer.daemon = True
+                self._dump_timer.start()
+
+    @_harmless(_nothing)
+    def _dump(self) -> None:
+        with self._lock:
+            timer, self._dump_timer = self._dump_timer, None
+        if timer is None:
+            return
+        timer.cancel()
+        own = own_box()
+        folder, box = own.folder, own.read()
+        if folder is not None and box is not None:
             flight.dump(box, folder / flight.file_name(box.rank))
 
     def tell_slow(self, token: int, op: int, seq: int, missing: list[int]) -> None:

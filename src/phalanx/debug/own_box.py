@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -29,6 +31,7 @@ class OwnBox:
         self._membership: Membership | None = None
         self.box: _native.BlackBox | None = None
         self.failed = False
+        self.rank = 0
 
     @property
     def path(self) -> str:
@@ -59,6 +62,7 @@ class OwnBox:
             return self.box
 
     def _join(self, folder: Path | None) -> None:
+        _end_with_the_process()
         self._membership = None if folder is None else Membership.join(folder)
         if self._membership is None:
             # Another host's folder, or one that can't be written to.
@@ -69,13 +73,22 @@ class OwnBox:
         """In memory, where only this process can look at it, if there is no folder."""
         try:
             return _native.BlackBox(self.path, num_calls(), info.rank, info.size, sys.argv[0] if sys.argv else "")
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             _logger.info("the black box can't be a file: %s", error)
-            self._membership = None
+            membership, self._membership = self._membership, None
+            if membership is not None:
+                membership.end(False)
             return None
 
-    def read(self) -> Box | None:
-        return None if self.box is None else read_box(self.box.contents())
+    def set_rank(self, rank: int, world_size: int) -> None:
+        """Of the groups that are made from now on."""
+        self.rank = rank
+        if self.box is not None:
+            self.box.set_rank(rank, world_size)
+
+    def read(self, most: int | None = None) -> Box | None:
+        """With its newest records only, where `most` says how many."""
+        return None if self.box is None else read_box(self.box.contents(), most)
 
     def end(self) -> None:
         """The process ends. Its box stays where a group has failed or an exception ended it."""
@@ -97,6 +110,20 @@ def num_calls() -> int:
 
 class _Holder:
     own = OwnBox()
+    ends_with = 0  # the process for whose end it is registered
+
+
+def _end_with_the_process() -> None:
+    """Also where the group for which the folder was made never comes about."""
+    if _holder.ends_with != os.getpid():
+        _holder.ends_with = os.getpid()
+        atexit.register(_end)
+        # A child of multiprocessing may end without atexit; after the groups have been left.
+        multiprocessing.util.Finalize(None, _end, exitpriority=50)
+
+
+def _end() -> None:
+    _holder.own.end()
 
 
 _holder = _Holder()

@@ -40,6 +40,7 @@ _VERSION = 1
 _HEADER_BYTES = 4096
 _HEADER = struct.Struct("<8s4IqQqiiQII256s")
 _RECORD = struct.Struct("<QIIQqQQqqqIIiBbBBB3xI8I")
+_NUMBER = struct.Struct("<Q")
 _STATES = {1: "scheduled", 2: "started", 3: "completed", 4: "failed"}
 
 # How a process ended, or that it has not.
@@ -146,8 +147,8 @@ class Box(Header):
         return max((record.last_ns for record in self.records), default=0)
 
 
-def read_box(source: Source) -> Box:
-    """Raises ValueError for what is no box."""
+def read_box(source: Source, most: int | None = None) -> Box:
+    """With its newest records only, where `most` says how many. Raises ValueError for what is no box."""
     before, data, after = _read(source), _read(source), _read(source)
     path = "" if isinstance(source, bytes | bytearray | memoryview) else os.fspath(source)
     name = path or "these bytes"
@@ -160,10 +161,14 @@ def read_box(source: Source) -> Box:
         raise ValueError(f"{name}: expected a black box of {expected} bytes, got one that was cut to {len(data)}")
     texts = _Texts(after[_HEADER_BYTES:first], header)
     records = []
+    oldest = 0 if most is None else header.num_begun - most
     for slot in range(header.capacity):
         offset = first + slot * record_bytes
+        (number,) = _NUMBER.unpack_from(data, offset)
+        if number <= oldest:
+            continue
         fields = _RECORD.unpack_from(data, offset)
-        is_whole = fields[0] and all(struct.unpack_from("<Q", read, offset) == fields[:1] for read in (before, after))
+        is_whole = number and all(_NUMBER.unpack_from(read, offset) == (number,) for read in (before, after))
         if is_whole and (record := _record(fields, texts)):
             records.append(record)
     records.sort(key=lambda record: record.number)
@@ -248,7 +253,7 @@ class _Texts:
     def _make_group(self, parts: list[str]) -> GroupName:
         if not parts:
             return GroupName("", "", -1, ())
-        ranks = tuple(_number(rank) for rank in parts[3].split(",") if rank)
+        ranks = tuple(rank for run in parts[3].split(",") if run for rank in _run(run))
         # A group whose ranks in the job nobody knows is taken for the first one.
         return GroupName(parts[0], parts[1], _number(parts[2]), ranks or self._world)
 
@@ -256,6 +261,12 @@ class _Texts:
         end = self._arena.find(b"\0", offset)
         parts = self._arena[offset:end].decode(errors="replace").split("\x1f") if 0 < offset < end else []
         return parts if len(parts) == num else []
+
+
+def _run(text: str) -> range:
+    """Ranks one after another: "4-7", or "4"."""
+    first, _, last = text.partition("-")
+    return range(_number(first), _number(last or first) + 1)
 
 
 def _number(text: str) -> int:

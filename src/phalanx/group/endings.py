@@ -73,7 +73,6 @@ def _tell(exception: BaseException, transports: Iterable[Transport]) -> None:
     with contextlib.suppress(Exception):
         if isinstance(exception, SystemExit) and (exception.__context__ is None or not exception.code):
             return
-        observer().raised(exception)
         words = last_words(exception)
         for transport in transports:
             transport.say_last_words(words)
@@ -84,10 +83,13 @@ def _exit() -> None:
     exception = sys.exception()
     transports = list(_transports)
     if exception is not None:
+        observer().raised(exception)
         _tell(exception, transports)
     for transport in transports:
-        observer().leaving(transport)
-        transport.close(exiting=True)
+        # Whatever there is to tell, the group is left.
+        with contextlib.suppress(Exception):
+            observer().leaving(transport)
+            transport.close(exiting=True)
     keeper.stop(exiting=True)
     observer().exiting()
 
@@ -111,6 +113,7 @@ os.register_at_fork(after_in_child=_transports.clear)
 
 def _telling(before: Callable[..., Any]) -> Callable[..., Any]:
     def excepthook(kind: type[BaseException], exception: BaseException, trace: TracebackType | None) -> Any:
+        observer().raised(exception)
         _tell(exception, list(_transports))
         return before(kind, exception, trace)
 

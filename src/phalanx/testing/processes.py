@@ -316,6 +316,7 @@ def _end_all() -> None:
 def _disown() -> None:
     """A forked child does not own the workers, and must not keep them alive."""
     _idle.clear()
+    _left_to_do.pop_all()
     for worker in list(_all):
         worker.close()
 

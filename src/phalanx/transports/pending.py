@@ -126,16 +126,16 @@ class ShmPending:
     def finish(self) -> None:
         if self._settled or (self._plain and self._native.result == _FINISHED):
             return
+        # Before the lock: peers may be asked, and other groups are not to wait for their answers.
+        explained = self._explain()
         with _settling:
             self._copying.settle(before=self)
             # Settling may collect garbage, and that may settle this very call.
-            group = self._group
-            if self._settled or group is None:
+            if self._settled or self._group is None:
                 return
-            status = self._native.result
             try:
-                if status != _FINISHED:
-                    self._error = failures.explain(group, self._info, self.op, status, self._timeout, self._native.seq)
+                if explained is not None:
+                    self._error = explained
                 elif self.copies:
                     copy_back(self.copies)
             except Exception as error:
@@ -148,6 +148,15 @@ class ShmPending:
             self._group = None
         if self.op == "barrier" and self._error is None:
             self._copying.settle()
+
+    def _explain(self) -> Exception | None:
+        group, status = self._group, self._native.result
+        if status == _FINISHED or group is None:
+            return None
+        try:
+            return failures.explain(group, self._info, self.op, status, self._timeout, self._native.seq)
+        except Exception as error:
+            return error
 
 
 class Copying:

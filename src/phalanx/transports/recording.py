@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 from phalanx import _native
@@ -17,7 +18,18 @@ GROUP_DIVIDER = "\x1f"
 def group_text(info: GroupInfo) -> str:
     """A group as a black box knows it (_core/black_box.hpp)."""
     ranks = info.global_ranks or range(info.size)
-    return GROUP_DIVIDER.join([info.name, "", str(info.rank), ",".join(map(str, ranks))])
+    return GROUP_DIVIDER.join([info.name, "", str(info.rank), _runs_of(ranks)])
+
+
+def _runs_of(ranks: Iterable[int]) -> str:
+    """Numbers that follow each other are one run, "4-7": a box has little room."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 class Recorder:

@@ -132,8 +132,7 @@ def _first_difference(calls: Sequence[Signature], full: bool) -> tuple[str, str,
             continue
         if len({getattr(call, field) for call in calls}) > 1:
             return code, field, about
-    # The calls themselves agree: ranks disagreed about one before, of which nothing is known any more.
-    return FIELDS[0]
+    return "OP", "op", "a call before, of which nothing is known any more"
 
 
 def _value(call: Signature, field: str) -> str:

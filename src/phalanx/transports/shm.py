@@ -87,9 +87,11 @@ class ShmTransport:
         group, self._group = self._group, None
         if group is not None:
             self._left_at = group.seq
-            if not group.forked and group.broken and not group.was_told:
-                failures.tell_at_last(group, self._info)
-            group.leave(exiting)
+            try:
+                if not group.forked and group.broken and not group.was_told:
+                    failures.tell_at_last(group, self._info)
+            finally:
+                group.leave(exiting)
 
     def all_reduce_plain(self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float) -> None:
         """`run` for an all_reduce of one contiguous tensor, without a Call: the quick way for most calls."""
