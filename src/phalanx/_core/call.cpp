@@ -107,7 +107,7 @@ Advance Call::advance() {
   history_.tick = first_tick_ + ticks;
   // The result of the call before has gone into this one's descriptor.
   if (tuning().check == Check::full) history_.result = result_hash();
-  segment_.control(rank()).completed.store(seq_, std::memory_order_release);
+  segment_.answer(rank()).completed.store(seq_, std::memory_order_release);
   return Advance::finished;
 }
 

@@ -146,7 +146,6 @@ struct alignas(kLine) Control {
   std::atomic<std::uint32_t> gave_up;      // bits of GaveUp: where this rank takes no further step in the broken group
   std::atomic<std::uint32_t> claimed;      // 1: a process is this rank
   std::atomic<std::uint32_t> cpu;          // where this rank last published, plus 1; a hint
-  std::atomic<std::uint64_t> completed;    // the seq of the last call that ended well
 };
 
 // What a sleeping rank waits for, so that only the publisher that completes it rings the bell.
@@ -171,10 +170,11 @@ struct alignas(kLine) LastWords {
 
 // Where a rank's main thread is, told by another of its threads to whoever asks.
 struct alignas(kLine) Answer {
-  std::atomic<std::uint32_t> asked;     // futex word; the number of the last question
-  std::atomic<std::uint32_t> answered;  // futex word; the number of the last question that the text answers
-  SharedText<31> box;                   // the path of the rank's black box
-  SharedText<478> text;
+  std::atomic<std::uint32_t> asked;      // futex word; the number of the last question
+  std::atomic<std::uint32_t> answered;   // futex word; the number of the last question that the text answers
+  std::atomic<std::uint64_t> completed;  // the seq of the last call that ended well; not where peers look all the time
+  SharedText<31> box;                    // the path of the rank's black box
+  SharedText<477> text;
 };
 
 // Where in the program calls were made, by the number of the place modulo kLocations.

@@ -266,7 +266,7 @@ void Lines::testify(int rank, std::uint64_t called, std::uint64_t latest) noexce
   testimony.arrived = called != 0 ? 1 : 0;
   set(called, testimony.call, testimony.call_where);
   // Ranks that do not wait may have got further: what matters is what came before.
-  const std::uint64_t completed = segment_.control(rank).completed.load(std::memory_order_acquire);
+  const std::uint64_t completed = segment_.answer(rank).completed.load(std::memory_order_acquire);
   set(std::min(completed, latest), testimony.completed, testimony.completed_where);
 }
 
