@@ -1,5 +1,5 @@
-"""Runs all benchmarks: importing, memory, collectives, messages, asynchrony, DDP, tests in one process, and what explaining
-failures costs."""
+"""Runs all benchmarks: importing, memory, collectives, messages, asynchrony, DDP, tests in one process, and what it costs
+to explain failures."""
 
 import sys
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "bind_debug.hpp"
-#include "bind_origin.hpp"
+#include "bind_records.hpp"
 #include "memory.hpp"
 
 namespace nb = nanobind;
@@ -130,41 +130,6 @@ struct Arguments {
   nb::handle sizes;
 };
 
-std::uint64_t bytes_of(const Blocks& blocks) {
-  std::uint64_t bytes = 0;
-  for (std::size_t block = 0; block < blocks.num(); ++block) bytes += blocks.size(block);
-  return bytes;
-}
-
-std::int64_t nanoseconds_of(Clock::time_point time) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
-}
-
-// For reports and the black box: where the call comes from and what its tensors look like.
-void describe(Group& group, CallTicket& ticket, const Arguments& arguments, bool is_async, Clock::time_point now) {
-  Request& request = ticket.request;
-  request.shape = shape_of(arguments.sizes, arguments.count);
-  request.origin = origin_of_call();
-  request.origin.flags |= is_async ? kAsync : 0;
-  group.place(request.origin);
-  const Member& member = group.member();
-  if (!member.box) return;
-  BoxCall call;
-  call.group = member.box_group;
-  call.op = request.op;
-  call.reduce_op = request.reduce_op;
-  call.dtype = arguments.dtype;
-  call.peer = request.root;
-  call.count = request.count;
-  call.bytes_in = bytes_of(request.in);
-  call.bytes_out = bytes_of(request.out);
-  call.timeout = arguments.timeout;
-  call.created = nanoseconds_of(now);
-  call.origin = request.origin;
-  call.shape = &request.shape;
-  ticket.entry = member.box->begin(call);
-}
-
 template <class Fill>
 Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, bool is_async, Fill&& fill_blocks) {
   Request& request = ticket.request;
@@ -187,7 +152,7 @@ Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, boo
   // Of a broken group the first call is recorded, too: this rank came, although late.
   const bool came_late = refused == Result::was_broken && group.first_refusal();
   if ((refused == Result::finished || came_late) && group.explains()) {
-    describe(group, ticket, arguments, is_async, now);
+    describe(group, ticket, arguments.sizes, arguments.timeout, is_async, now);
   }
   if (came_late) {
     ticket.entry.number(group.seq() + 1);
@@ -413,28 +378,6 @@ nb::object start_single(Group& group, nb::object kept, int op, int reduce_op, in
                         bool reads, bool writes, nb::handle shape) {
   return start_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout, shape}, std::move(kept),
                     from_one(address, size, reads, writes));
-}
-
-void describe(Group& group, MessageTicket& ticket, nb::handle sizes, double timeout, Clock::time_point now) {
-  ticket.origin = origin_of_call();
-  ticket.origin.flags |= kAsync;
-  group.place(ticket.origin);
-  const Member& member = group.member();
-  if (!member.box) return;
-  const Shape shape = shape_of(sizes, ticket.count);
-  BoxCall call;
-  call.group = member.box_group;
-  call.op = ticket.sends ? Op::send : Op::recv;
-  call.dtype = static_cast<int>(ticket.dtype);
-  call.peer = ticket.peer;
-  call.tag = ticket.tag;
-  call.count = ticket.count;
-  (ticket.sends ? call.bytes_in : call.bytes_out) = ticket.data.size;
-  call.timeout = timeout;
-  call.created = nanoseconds_of(now);
-  call.origin = ticket.origin;
-  call.shape = &shape;
-  ticket.entry = member.box->begin(call);
 }
 
 nb::object message(Group& group, nb::object kept, bool sends, int peer, std::int64_t tag, int dtype,

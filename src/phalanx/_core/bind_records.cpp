@@ -1,0 +1,72 @@
+#include "bind_records.hpp"
+
+#include <chrono>
+
+#include "bind_origin.hpp"
+
+namespace nb = nanobind;
+
+namespace phalanx {
+
+namespace {
+
+std::uint64_t bytes_of(const Blocks& blocks) {
+  std::uint64_t bytes = 0;
+  for (std::size_t block = 0; block < blocks.num(); ++block) bytes += blocks.size(block);
+  return bytes;
+}
+
+// What all kinds of calls have in common.
+BoxCall record_of(const Member& member, Op op, const Origin& origin, const Shape& shape, double timeout,
+                  Clock::time_point now) {
+  BoxCall call;
+  call.group = member.box_group;
+  call.op = op;
+  call.origin = origin;
+  call.shape = &shape;
+  call.timeout = timeout;
+  call.created = std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count();
+  return call;
+}
+
+Origin placed_origin(Group& group, bool is_async) {
+  Origin origin = origin_of_call();
+  origin.flags |= is_async ? kAsync : 0;
+  group.place(origin);
+  return origin;
+}
+
+}  // namespace
+
+void describe(Group& group, CallTicket& ticket, nb::handle sizes, double timeout, bool is_async,
+              Clock::time_point now) {
+  Request& request = ticket.request;
+  request.shape = shape_of(sizes, request.count);
+  request.origin = placed_origin(group, is_async);
+  const Member& member = group.member();
+  if (!member.box) return;
+  BoxCall call = record_of(member, request.op, request.origin, request.shape, timeout, now);
+  call.reduce_op = request.reduce_op;
+  call.dtype = static_cast<int>(request.dtype);
+  call.peer = request.root;
+  call.count = request.count;
+  call.bytes_in = bytes_of(request.in);
+  call.bytes_out = bytes_of(request.out);
+  ticket.entry = member.box->begin(call);
+}
+
+void describe(Group& group, MessageTicket& ticket, nb::handle sizes, double timeout, Clock::time_point now) {
+  ticket.origin = placed_origin(group, true);
+  const Member& member = group.member();
+  if (!member.box) return;
+  const Shape shape = shape_of(sizes, ticket.count);
+  BoxCall call = record_of(member, ticket.sends ? Op::send : Op::recv, ticket.origin, shape, timeout, now);
+  call.dtype = static_cast<int>(ticket.dtype);
+  call.peer = ticket.peer;
+  call.tag = ticket.tag;
+  call.count = ticket.count;
+  (ticket.sends ? call.bytes_in : call.bytes_out) = ticket.data.size;
+  ticket.entry = member.box->begin(call);
+}
+
+}  // namespace phalanx
