@@ -1,5 +1,4 @@
-"""Runs all benchmarks: importing, memory, collectives, messages, asynchrony, DDP, tests in one process, and what it costs
-to explain failures."""
+"""Runs all benchmarks: importing, memory, collectives, messages, asynchrony, DDP, tests in one process, explaining."""
 
 import sys
 
