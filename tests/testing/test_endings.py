@@ -198,3 +198,51 @@ def test_ranks_of_an_abandoned_run_end_before_the_caller_goes_on() -> None:
         signal.signal(signal.SIGINT, previous)
     assert sorted(ended) == [0, 1, 2]
     assert random.getstate() == before
+
+
+def _leaves_while_others_may_come(rank: int, world: pt.World) -> str:
+    """Rank 0 leaves after ranks 0 and 1 have disagreed, while the report still waits for rank 2."""
+    store = world.store
+    try:
+        if rank == 0:
+            dist.all_reduce(torch.ones(1), async_op=True)
+            store.set("called", "")
+            store.get("disagreed")
+            dist.destroy_process_group()
+            store.set("left", "")
+        elif rank == 1:
+            store.get("called")
+            work = dist.barrier(async_op=True)
+            store.set("disagreed", "")
+            store.get("left")
+            assert work is not None
+            work.wait()
+        else:
+            store.get("left")
+            dist.barrier()
+    except phalanx.PhalanxError as error:
+        return error.code
+    return "left"
+
+
+@pytest.mark.parametrize("schedule", ["round robin", "free"])
+def test_a_rank_that_leaves_does_not_take_a_mismatch_with_it(schedule: str) -> None:
+    assert pt.run(_leaves_while_others_may_come, 3, schedule=schedule) == ["left", "MISMATCH:OP", "MISMATCH:OP"]
+
+
+def _gives_up_while_others_may_come(rank: int, world: pt.World) -> str:
+    if rank == 2:
+        world.store.get("told")
+        return "absent"
+    try:
+        call = (lambda: dist.all_reduce(torch.ones(1))) if rank == 0 else dist.barrier
+        call()
+    except phalanx.PhalanxError as error:
+        world.store.set("told", "")
+        return error.code
+    return "finished"
+
+
+def test_a_mismatch_comes_before_a_timeout() -> None:
+    results = pt.run(_gives_up_while_others_may_come, 3, timeout=timedelta(seconds=0.02))
+    assert results == ["MISMATCH:OP", "MISMATCH:OP", "absent"]

@@ -45,20 +45,30 @@ constexpr bool is_for(std::uint64_t word, std::uint64_t seq) noexcept {
 
 constexpr bool agree(std::uint64_t one, std::uint64_t other) noexcept { return ((one ^ other) & ~kShapeBits) == 0; }
 
+// Of the bytes one after another, however they are divided into blocks and pieces: ranks may do that differently.
 std::uint64_t hash_of(const Blocks& blocks) noexcept {
   std::uint64_t hash = 1;
+  std::byte word[sizeof(std::uint64_t)];
+  std::size_t filled = 0;
+  const auto take = [&] {
+    std::uint64_t value = 0;
+    std::memcpy(&value, word, filled);
+    hash = mix(hash, value);
+    filled = 0;
+  };
   for (std::size_t block = 0; block < blocks.num(); ++block) {
     blocks.for_runs(block, 0, blocks.size(block), [&](const std::byte* data, std::uint64_t run, std::uint64_t) {
       while (run > 0) {
-        std::uint64_t word = 0;
-        const std::uint64_t part = std::min<std::uint64_t>(run, sizeof(word));
-        std::memcpy(&word, data, part);
-        hash = mix(hash, word);
+        const std::uint64_t part = std::min<std::uint64_t>(run, sizeof(word) - filled);
+        std::memcpy(word + filled, data, part);
+        filled += part;
+        if (filled == sizeof(word)) take();
         data += part;
         run -= part;
       }
     });
   }
+  if (filled > 0) take();
   return hash;
 }
 

@@ -91,7 +91,9 @@ class _Seen:
         self.info = info
         self.identities = transport.identities
         self.began_ns = transport.began_ns
+        # What was said of its failure.
         self.absent: list[str] | None = None
+        self.lost: list[str] | None = None
 
     @property
     def group(self) -> _native.Group | None:
@@ -207,13 +209,14 @@ class _Watching(Observer):
         if not isinstance(group, _native.Group):
             lines: list[str] = group.failure()["absent"]
             return lines
-        asker = self._asker(group.token)
         seen = self._seen.get(group.token)
+        # A broken group says the same at every further call.
+        if seen is not None and seen.absent is not None:
+            return seen.absent
+        asker = self._asker(group.token)
         if asker is None or seen is None:
             return []
-        # A broken group says the same at every further call.
-        if seen.absent is None:
-            seen.absent = describe_absent(asker, op, seq, missing, stacks=True, ask=not group.failure()["asked"])
+        seen.absent = describe_absent(asker, op, seq, missing, stacks=True, ask=not group.failure()["asked"])
         return seen.absent
 
     @_harmless(_no_lines)
@@ -221,8 +224,14 @@ class _Watching(Observer):
         if not isinstance(group, _native.Group):
             lines: list[str] = group.lost(peer)
             return lines
+        seen = self._seen.get(group.token)
+        if seen is not None and seen.lost is not None:
+            return seen.lost
         asker = self._asker(group.token)
-        return [] if asker is None else last_calls(asker, peer)
+        if asker is None or seen is None:
+            return []
+        seen.lost = last_calls(asker, peer)
+        return seen.lost
 
     @_harmless(_nothing)
     def failed(self, error: PhalanxError) -> None:

@@ -154,6 +154,11 @@ class Meeting:
             sides = [(ticket.rank, ticket.facts[8], ticket.where) for ticket in (one, other)]
             _logger.warning(describe_shapes(self.info, one.op, one.seq, sides))
 
+    def report_disagreements(self) -> None:
+        """Now, whoever has not come yet."""
+        for seq in list(self._disagreeing):
+            self._disagree(seq)
+
     def _disagree(self, seq: int, misfit: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)) -> None:
         """Calls do not fit together."""
         with self.lock:
@@ -311,6 +316,8 @@ class Meeting:
         """The rank makes no further call. What it has under way ends, and so does what needs it."""
         if self.leaving[rank] or self.dead[rank]:
             return
+        # What is known of its call goes with it.
+        self.report_disagreements()
         self.leaving[rank], self.dead[rank], self.status[rank] = leaving, dead, status
         self._anybody_gone = True
         for ticket in self._pending():
@@ -323,8 +330,7 @@ class Meeting:
         """Ends what can't be carried out because a rank is gone, or has been told that the group is broken."""
         if not self._anybody_gone:
             return
-        for seq in list(self._disagreeing):
-            self._disagree(seq)
+        self.report_disagreements()
         for ticket in sorted(self._pending(), key=lambda ticket: (ticket.rank, ticket.seq)):
             gone = [rank for rank in self.waited_for(ticket) if self._is_gone(rank)]
             needed = gone if ticket.peer != _ANY_SOURCE or ticket.call is not None else gone[self.size - 2 :]

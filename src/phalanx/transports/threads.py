@@ -218,6 +218,8 @@ class ThreadsTransport:
 
     def _expire(self, ticket: Ticket) -> None:
         with self.meeting.lock:
+            # Those who came may have disagreed by then, which says more.
+            self.meeting.report_disagreements()
             if not ticket.ended:
                 # As of now: those who are absent may be the ones to explain it.
                 self.meeting.expire(ticket, self._describe_absent(self.meeting.waited_for(ticket)))
