@@ -161,7 +161,8 @@ def read_box(source: Source, most: int | None = None) -> Box:
         raise ValueError(f"{name}: expected a black box of {expected} bytes, got one that was cut to {len(data)}")
     texts = _Texts(after[_HEADER_BYTES:first], header)
     records = []
-    oldest = 0 if most is None else header.num_begun - most
+    # As of the read that records come from: a busy process begins more meanwhile.
+    oldest = 0 if most is None else _header(path, _check(name, data)).num_begun - most
     for slot in range(header.capacity):
         offset = first + slot * record_bytes
         (number,) = _NUMBER.unpack_from(data, offset)
