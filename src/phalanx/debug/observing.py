@@ -92,8 +92,7 @@ class _Seen:
         self.identities = transport.identities
         self.began_ns = transport.began_ns
         # What was said of its failure.
-        self.absent: list[str] | None = None
-        self.lost: list[str] | None = None
+        self.said: list[str] | None = None
 
     @property
     def group(self) -> _native.Group | None:
@@ -209,29 +208,25 @@ class _Watching(Observer):
         if not isinstance(group, _native.Group):
             lines: list[str] = group.failure()["absent"]
             return lines
-        seen = self._seen.get(group.token)
-        # A broken group says the same at every further call.
-        if seen is not None and seen.absent is not None:
-            return seen.absent
-        asker = self._asker(group.token)
-        if asker is None or seen is None:
-            return []
-        seen.absent = describe_absent(asker, op, seq, missing, stacks=True, ask=not group.failure()["asked"])
-        return seen.absent
+        ask = not group.failure()["asked"]
+        return self._say_once(group, lambda asker: describe_absent(asker, op, seq, missing, stacks=True, ask=ask))
 
     @_harmless(_no_lines)
     def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
         if not isinstance(group, _native.Group):
             lines: list[str] = group.lost(peer)
             return lines
+        return self._say_once(group, lambda asker: last_calls(asker, peer))
+
+    def _say_once(self, group: _native.Group, describe: Callable[[Asker], list[str]]) -> list[str]:
+        """A group fails once, and says the same at every further call."""
         seen = self._seen.get(group.token)
-        if seen is not None and seen.lost is not None:
-            return seen.lost
-        asker = self._asker(group.token)
-        if asker is None or seen is None:
+        if seen is None:
             return []
-        seen.lost = last_calls(asker, peer)
-        return seen.lost
+        if seen.said is None:
+            asker = self._asker(group.token)
+            seen.said = [] if asker is None else describe(asker)
+        return seen.said
 
     @_harmless(_nothing)
     def failed(self, error: PhalanxError) -> None:

@@ -10,15 +10,15 @@ from phalanx.transports.signatures import sizes_of
 from phalanx.transports.tickets import Ticket
 from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, Blocks, GroupInfo
 
-__all__ = ["GROUP_DIVIDER", "Recorder", "group_text"]
+__all__ = ["Recorder", "group_text"]
 
-GROUP_DIVIDER = "\x1f"
+_DIVIDER = "\x1f"
 
 
 def group_text(info: GroupInfo) -> str:
     """A group as a black box knows it (_core/black_box.hpp)."""
     ranks = info.global_ranks or range(info.size)
-    return GROUP_DIVIDER.join([info.name, "", str(info.rank), _runs_of(ranks)])
+    return _DIVIDER.join([info.name, "", str(info.rank), _runs_of(ranks)])
 
 
 def _runs_of(ranks: Iterable[int]) -> str:
