@@ -337,3 +337,18 @@ def test_a_failure_leaves_a_trace(tmp_path: Path) -> None:
     (job,) = (tmp_path / "jobs").iterdir()
     assert sorted(path.name for path in job.glob("rank_*")) == ["rank_0", "rank_1"]
     assert "mismatch" in _analyzed(job).lower()
+
+
+def _some_without(here: Here) -> list[str]:
+    here.init()
+    os.environ["PHALANX_BLACK_BOX"] = "0"
+    quiet = dist.new_group(group_desc="quiet")
+    dist.all_reduce(torch.ones(1), group=quiet)
+    dist.barrier()
+    del os.environ["PHALANX_BLACK_BOX"]
+    trace = pickle.loads(phalanx.dump(here.folder).read_bytes())
+    return [entry["profiling_name"] for entry in trace["entries"]]
+
+
+def test_a_group_without_a_black_box_stays_without_when_it_gets_its_name(tmp_path: Path) -> None:
+    assert values(_some_without, 2, tmp_path) == [["gloo:barrier"]] * 2

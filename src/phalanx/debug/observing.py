@@ -91,6 +91,7 @@ class _Seen:
         self.info = info
         self.identities = transport.identities
         self.began_ns = transport.began_ns
+        self.is_recorded = False
         # What was said of its failure.
         self.said: list[str] | None = None
 
@@ -137,6 +138,7 @@ class _Watching(Observer):
         token = next(self._tokens)
         group.token = token
         self._seen[token] = _Seen(transport, info, lambda _: self._seen.pop(token, None))
+        self._seen[token].is_recorded = box is not None
         answers.start(self._tell_notes)
         if logs_creation():
             _log_creation(info, group, own.path)
@@ -161,9 +163,11 @@ class _Watching(Observer):
 
     @_harmless(_nothing)
     def renamed(self, transport: ShmTransport, info: GroupInfo) -> None:
-        group, box = transport.native, own_box().box
-        if group is not None and box is not None:
-            group.keep_records(box, group_text(info), own_box().path)
+        group, own = transport.native, own_box()
+        # One that was made without a black box stays without.
+        recorded = any(seen.is_recorded and seen.transport() is transport for seen in list(self._seen.values()))
+        if group is not None and own.box is not None and recorded:
+            group.keep_records(own.box, group_text(info), own.path)
 
     @_harmless(_nothing)
     def leaving(self, transport: ShmTransport) -> None:
