@@ -147,12 +147,12 @@ Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, boo
   }
   const Result refused = refusal(group);
   if (refused == Result::was_broken) group.calls().give_up_if_idle();
-  const auto now = Clock::now();
-  ticket.deadline = after(arguments.timeout, now);
+  ticket.made = Clock::now();
+  ticket.deadline = after(arguments.timeout, ticket.made);
   // Of a broken group the first call is recorded, too: this rank came, although late.
   const bool came_late = refused == Result::was_broken && group.first_refusal();
   if ((refused == Result::finished || came_late) && group.explains()) {
-    describe(group, ticket, arguments.sizes, arguments.timeout, is_async, now);
+    describe(group, ticket, arguments.sizes, arguments.timeout, is_async);
   }
   if (came_late) {
     ticket.entry.number(group.seq() + 1);
@@ -182,6 +182,7 @@ class Within {
 // Has Python told, once, of a wait that takes long.
 class Slowness {
  public:
+  explicit Slowness(Clock::time_point beginning) noexcept : at_(slow_at(beginning)) {}
   Clock::time_point at() const noexcept { return at_; }
   void look(Lane& lane, const Ticket& ticket, std::uint64_t token, Op op) {
     if (Clock::now() < at_) return;
@@ -195,14 +196,14 @@ class Slowness {
   }
 
  private:
-  Clock::time_point at_ = slow_at();
+  Clock::time_point at_;
 };
 
 // Waits for a call whose memory may be gone when this returns.
 Result carry_out(Group& group, const std::shared_ptr<CallTicket>& ticket) {
   const Within within(group);
   CallQueue& calls = group.calls();
-  Slowness slowness;
+  Slowness slowness(ticket->made);
   bool submitted = false;
   while (true) {
     Result result;
@@ -284,7 +285,7 @@ class Pending {
 
   Result wait(double timeout) const {
     const auto until = timeout < 0 ? Clock::time_point::max() : after(timeout);
-    Slowness slowness;
+    Slowness slowness(Clock::now());
     while (result() == Result::pending) {
       {
         WithoutGil without;
@@ -405,9 +406,9 @@ nb::object message(Group& group, nb::object kept, bool sends, int peer, std::int
   const Result result = refusal(group);
   if (result == Result::was_broken) group.messages().give_up_if_idle();
   if (result != Result::finished) return refused(result);
-  const auto now = Clock::now();
-  ticket->deadline = after(timeout, now);
-  if (group.explains()) describe(group, *ticket, sizes, timeout, now);
+  ticket->made = Clock::now();
+  ticket->deadline = after(timeout, ticket->made);
+  if (group.explains()) describe(group, *ticket, sizes, timeout);
   {
     WithoutGil without;
     group.messages().submit(ticket);

@@ -108,7 +108,7 @@ std::uint64_t begin(const HeldBox& held, std::uint32_t group, int op, int reduce
   call.bytes_in = bytes_in;
   call.bytes_out = bytes_out;
   call.timeout = timeout;
-  call.created = box_clock();
+  call.created = Clock::now();
   call.origin = origin_of_call();
   call.origin.flags |= async ? kAsync : 0;
   call.shape = &shape;
@@ -117,10 +117,9 @@ std::uint64_t begin(const HeldBox& held, std::uint32_t group, int op, int reduce
 
 }  // namespace
 
-Clock::time_point slow_at() {
-  const auto now = Clock::now();
+Clock::time_point slow_at(Clock::time_point beginning) {
   const auto after = slow().after;
-  return after > Clock::time_point::max() - now ? Clock::time_point::max() : now + after;
+  return after > Clock::time_point::max() - beginning ? Clock::time_point::max() : beginning + after;
 }
 
 void tell_slow(std::uint64_t token, Op op, std::uint64_t seq, const std::vector<int>& missing) {
@@ -137,7 +136,7 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
       .def("remember", [](const HeldBox& self, const std::string& text) { return self.box->remember(text); })
       .def("begin", &begin)
       .def("number", [](const HeldBox& self, std::uint64_t id, std::uint64_t seq) { self.box->entry(id).number(seq); })
-      .def("start", [](const HeldBox& self, std::uint64_t id) { self.box->entry(id).start(); })
+      .def("start", [](const HeldBox& self, std::uint64_t id) { self.box->entry(id).start(Clock::now()); })
       .def("end", [](const HeldBox& self, std::uint64_t id, bool well) { self.box->entry(id).end(well); })
       .def("set_rank", [](const HeldBox& self, int rank, int size) { self.box->set_rank(rank, size); })
       .def("contents", [](const HeldBox& self) {

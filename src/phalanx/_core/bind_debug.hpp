@@ -9,8 +9,8 @@
 
 namespace phalanx {
 
-// When Python is to be told of a wait that begins now.
-Clock::time_point slow_at();
+// When Python is to be told of a wait that begins then.
+Clock::time_point slow_at(Clock::time_point beginning);
 // With the GIL held. Raises what comes out of Python.
 void tell_slow(std::uint64_t token, Op op, std::uint64_t seq, const std::vector<int>& missing);
 

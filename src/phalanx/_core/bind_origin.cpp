@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <cstdlib>
 #include <map>
@@ -27,8 +28,8 @@ namespace {
 enum class Owner : std::uint8_t { program, ours, autograd, others };
 
 struct Site {
-  PyCodeObject* code;
-  int instruction;
+  PyCodeObject* code = nullptr;
+  int instruction = 0;
   bool operator==(const Site&) const = default;
 };
 
@@ -40,6 +41,7 @@ struct SiteHash {
 
 // Programs that make code while they run would fill it.
 constexpr std::size_t kMostKnown = 8192;
+constexpr std::size_t kRecent = 256;
 
 // All with the GIL held.
 struct Known {
@@ -49,6 +51,9 @@ struct Known {
   // Of code that is kept, so that no other gets its address.
   std::unordered_map<PyCodeObject*, Owner> owners;
   std::unordered_map<Site, const Location*, SiteHash> sites;
+  // Some of both, found without a search.
+  std::array<std::pair<PyCodeObject*, Owner>, kRecent> recent_owners{};
+  std::array<std::pair<Site, const Location*>, kRecent> recent_sites{};
   std::map<std::string, Location*> locations;  // by their parts
 };
 
@@ -71,12 +76,14 @@ bool lies_in(std::string_view file, const std::string& folder) {
          file.find("site-packages/", folder.size()) == std::string_view::npos;
 }
 
-Owner owner_of(PyCodeObject* code) {
+Owner find_owner(PyCodeObject* code) {
   Known& known = everything_known();
   const auto found = known.owners.find(code);
   if (found != known.owners.end()) return found->second;
   if (known.owners.size() > kMostKnown) {
     known.sites.clear();
+    known.recent_owners.fill({});
+    known.recent_sites.fill({});
     // What goes may call back here.
     for (const auto& [kept, owner] : std::exchange(known.owners, {})) Py_DECREF(kept);
   }
@@ -95,6 +102,12 @@ Owner owner_of(PyCodeObject* code) {
   return owner;
 }
 
+Owner owner_of(PyCodeObject* code) {
+  auto& recent = everything_known().recent_owners[reinterpret_cast<std::size_t>(code) / 16 % kRecent];
+  if (recent.first != code) recent = {code, find_owner(code)};
+  return recent.second;
+}
+
 // As seen from the working folder, if it lies there; else its end, as people are short of room.
 std::string short_path(const std::string& file) {
   std::string_view path = file;
@@ -111,15 +124,14 @@ std::string short_path(const std::string& file) {
   return ".../" + std::string(slash == std::string_view::npos ? path : path.substr(slash + 1));
 }
 
-const Location* location_of(const Frame& frame) {
+const Location* find_location(const Site& site) {
   Known& known = everything_known();
-  PyCodeObject* code = frame.code;
-  const Site site{code, frame.instruction};
+  PyCodeObject* code = site.code;
   const auto found = known.sites.find(site);
   if (found != known.sites.end()) return found->second;
   const std::string file = utf8(code->co_filename);
   const std::string function = utf8(code->co_name);
-  const std::string line = std::to_string(PyCode_Addr2Line(code, frame.instruction));
+  const std::string line = std::to_string(PyCode_Addr2Line(code, site.instruction));
   const std::string parts = file + kDivider + line + kDivider + function;
   Location*& location = known.locations[parts];
   if (location == nullptr) {
@@ -128,6 +140,13 @@ const Location* location_of(const Frame& frame) {
   }
   known.sites.emplace(site, location);
   return location;
+}
+
+const Location* location_of(const Frame& frame) {
+  const Site site{frame.code, frame.instruction};
+  auto& recent = everything_known().recent_sites[SiteHash()(site) % kRecent];
+  if (recent.first != site) recent = {site, find_location(site)};
+  return recent.second;
 }
 
 }  // namespace

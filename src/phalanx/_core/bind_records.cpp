@@ -1,7 +1,5 @@
 #include "bind_records.hpp"
 
-#include <chrono>
-
 #include "bind_origin.hpp"
 
 namespace nb = nanobind;
@@ -18,14 +16,14 @@ std::uint64_t bytes_of(const Blocks& blocks) {
 
 // What all kinds of calls have in common.
 BoxCall record_of(const Member& member, Op op, const Origin& origin, const Shape& shape, double timeout,
-                  Clock::time_point now) {
+                  Clock::time_point made) {
   BoxCall call;
   call.group = member.box_group;
   call.op = op;
   call.origin = origin;
   call.shape = &shape;
   call.timeout = timeout;
-  call.created = std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count();
+  call.created = made;
   return call;
 }
 
@@ -38,14 +36,13 @@ Origin placed_origin(Group& group, bool is_async) {
 
 }  // namespace
 
-void describe(Group& group, CallTicket& ticket, nb::handle sizes, double timeout, bool is_async,
-              Clock::time_point now) {
+void describe(Group& group, CallTicket& ticket, nb::handle sizes, double timeout, bool is_async) {
   Request& request = ticket.request;
   request.shape = shape_of(sizes, request.count);
   request.origin = placed_origin(group, is_async);
   const Member& member = group.member();
   if (!member.box) return;
-  BoxCall call = record_of(member, request.op, request.origin, request.shape, timeout, now);
+  BoxCall call = record_of(member, request.op, request.origin, request.shape, timeout, ticket.made);
   call.reduce_op = request.reduce_op;
   call.dtype = static_cast<int>(request.dtype);
   call.peer = request.root;
@@ -55,12 +52,12 @@ void describe(Group& group, CallTicket& ticket, nb::handle sizes, double timeout
   ticket.entry = member.box->begin(call);
 }
 
-void describe(Group& group, MessageTicket& ticket, nb::handle sizes, double timeout, Clock::time_point now) {
+void describe(Group& group, MessageTicket& ticket, nb::handle sizes, double timeout) {
   ticket.origin = placed_origin(group, true);
   const Member& member = group.member();
   if (!member.box) return;
   const Shape shape = shape_of(sizes, ticket.count);
-  BoxCall call = record_of(member, ticket.sends ? Op::send : Op::recv, ticket.origin, shape, timeout, now);
+  BoxCall call = record_of(member, ticket.sends ? Op::send : Op::recv, ticket.origin, shape, timeout, ticket.made);
   call.dtype = static_cast<int>(ticket.dtype);
   call.peer = ticket.peer;
   call.tag = ticket.tag;

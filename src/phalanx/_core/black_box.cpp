@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <ctime>
 #include <new>
 #include <system_error>
 
@@ -20,6 +19,7 @@ namespace phalanx {
 namespace {
 
 constexpr char kBoxMagic[] = "PHXBOX01";
+constexpr std::size_t kCacheLine = 64;
 constexpr std::uint32_t kBoxVersion = 1;
 constexpr std::uint32_t kArenaBytes = 256 * 1024;
 // Groups are few and every record needs its own; places in the program may be many.
@@ -29,10 +29,9 @@ std::uint32_t saturated(double value) {
   return value >= 4294967295.0 ? 0xffffffffU : value > 0 ? static_cast<std::uint32_t>(value) : 0;
 }
 
-std::int64_t nanoseconds_of(clockid_t clock) noexcept {
-  timespec now;
-  ::clock_gettime(clock, &now);
-  return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+template <class TimePoint>
+std::int64_t nanoseconds(TimePoint time) noexcept {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
 
 [[noreturn]] void fail(int error, const std::string& what) {
@@ -63,17 +62,15 @@ void* map_memory(std::size_t bytes) {
 
 }  // namespace
 
-std::int64_t box_clock() noexcept { return nanoseconds_of(CLOCK_MONOTONIC); }
-
-void BoxEntry::start() const noexcept {
+void BoxEntry::start(Clock::time_point time) const noexcept {
   if (!is_there()) return;
-  record_->started.store(box_clock(), std::memory_order_relaxed);
+  record_->started.store(nanoseconds(time), std::memory_order_relaxed);
   record_->state.store(static_cast<std::uint32_t>(CallState::started), std::memory_order_release);
 }
 
 void BoxEntry::end(bool well) const noexcept {
   if (!is_there()) return;
-  record_->ended.store(box_clock(), std::memory_order_relaxed);
+  record_->ended.store(nanoseconds(Clock::now()), std::memory_order_relaxed);
   record_->state.store(static_cast<std::uint32_t>(well ? CallState::completed : CallState::failed),
                        std::memory_order_release);
 }
@@ -91,11 +88,13 @@ BlackBox::BlackBox(const std::string& path, std::uint32_t capacity, int rank, in
   made->record_bytes = sizeof(BoxRecord);
   made->pid = self.pid;
   made->start = self.start;
-  made->clock_offset = nanoseconds_of(CLOCK_REALTIME) - box_clock();
+  made->clock_offset = nanoseconds(std::chrono::system_clock::now()) - nanoseconds(Clock::now());
   made->rank.store(rank, std::memory_order_relaxed);
   made->world_size.store(world_size, std::memory_order_relaxed);
   made->arena_used.store(1, std::memory_order_relaxed);
   copy_text(made->program, program);
+  next_ = records();
+  end_ = next_ + capacity;
   // Last: a file with this word is whole.
   std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(made->magic, kBoxMagic, sizeof(made->magic));
@@ -108,9 +107,8 @@ BlackBox::~BlackBox() {
 
 bool BlackBox::forked() const noexcept { return generation_ != fork_generation(); }
 
-BoxRecord& BlackBox::record(std::uint64_t id) const noexcept {
-  auto* records = reinterpret_cast<BoxRecord*>(static_cast<char*>(base_) + kPage + kArenaBytes);
-  return records[(id - 1) % header().capacity];
+BoxRecord* BlackBox::records() const noexcept {
+  return reinterpret_cast<BoxRecord*>(static_cast<char*>(base_) + kPage + kArenaBytes);
 }
 
 std::uint32_t BlackBox::remember(const std::string& text) {
@@ -138,8 +136,11 @@ std::uint32_t BlackBox::offset_of(const Location* location) {
 
 BoxEntry BlackBox::begin(const BoxCall& call) {
   if (forked()) return {};
-  const std::uint64_t id = header().next.fetch_add(1, std::memory_order_relaxed) + 1;
-  BoxRecord& made = record(id);
+  const std::uint64_t id = header().next.load(std::memory_order_relaxed) + 1;
+  header().next.store(id, std::memory_order_relaxed);
+  // No division: it takes longer than all the rest.
+  BoxRecord& made = *next_;
+  if (++next_ == end_) next_ = records();
   made.id.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   made.state.store(static_cast<std::uint32_t>(CallState::scheduled), std::memory_order_relaxed);
@@ -148,7 +149,7 @@ BoxEntry BlackBox::begin(const BoxCall& call) {
   made.count = call.count;
   made.bytes_in = call.bytes_in;
   made.bytes_out = call.bytes_out;
-  made.created = call.created;
+  made.created = nanoseconds(call.created);
   made.started.store(0, std::memory_order_relaxed);
   made.ended.store(0, std::memory_order_relaxed);
   made.location = offset_of(call.origin.location);
@@ -166,6 +167,9 @@ BoxEntry BlackBox::begin(const BoxCall& call) {
     std::memcpy(made.sizes, call.shape->sizes, sizeof(made.sizes));
   }
   made.id.store(id, std::memory_order_release);
+  // The ring is too long to stay in the nearest cache: the next call finds its place there.
+  const auto* next = reinterpret_cast<const char*>(next_);
+  for (std::size_t at = 0; at < sizeof(BoxRecord); at += kCacheLine) __builtin_prefetch(next + at, 1);
   return {&made, id};
 }
 

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "futex.hpp"
 #include "layout.hpp"
 #include "location.hpp"
 
@@ -86,7 +87,7 @@ struct BoxCall {
   std::uint64_t bytes_in = 0;
   std::uint64_t bytes_out = 0;
   double timeout = 0;
-  std::int64_t created = 0;
+  Clock::time_point created{};
   Origin origin;
   const Shape* shape = nullptr;
 };
@@ -101,7 +102,7 @@ class BoxEntry {
   void number(std::uint64_t seq) const noexcept {
     if (is_there()) record_->seq.store(seq, std::memory_order_relaxed);
   }
-  void start() const noexcept;
+  void start(Clock::time_point time) const noexcept;
   void end(bool well) const noexcept;
 
  private:
@@ -123,7 +124,9 @@ class BlackBox {
   // One thread at a time: those who come from Python hold the GIL.
   BoxEntry begin(const BoxCall& call);
   // The entry of a record by its number.
-  BoxEntry entry(std::uint64_t id) const noexcept { return forked() ? BoxEntry() : BoxEntry(&record(id), id); }
+  BoxEntry entry(std::uint64_t id) const noexcept {
+    return forked() ? BoxEntry() : BoxEntry(records() + (id - 1) % header().capacity, id);
+  }
   // Of the groups that are made from now on.
   void set_rank(int rank, int world_size) noexcept;
   std::string contents() const;
@@ -133,18 +136,17 @@ class BlackBox {
  private:
   BoxHeader& header() const noexcept { return *static_cast<BoxHeader*>(base_); }
   char* arena() const noexcept { return static_cast<char*>(base_) + kPage; }
-  BoxRecord& record(std::uint64_t id) const noexcept;
+  BoxRecord* records() const noexcept;
   std::uint32_t offset_of(const Location* location);
 
   void* base_ = nullptr;
   std::size_t bytes_ = 0;
+  BoxRecord* next_ = nullptr;  // the place of the next record
+  BoxRecord* end_ = nullptr;
   std::uint32_t generation_ = 0;
   std::mutex mutex_;  // of what follows
   std::map<std::string, std::uint32_t> texts_;
   std::vector<std::uint32_t> locations_;  // offsets by the location's id; 0: not there yet
 };
-
-// Nanoseconds on the clock of a record's times.
-std::int64_t box_clock() noexcept;
 
 }  // namespace phalanx

@@ -18,6 +18,7 @@ void CallQueue::submit(std::shared_ptr<CallTicket> ticket, Handing handing) {
     const std::uint64_t seq = seq_.fetch_add(1, std::memory_order_relaxed) + 1;
     ticket->seq.store(seq, std::memory_order_relaxed);
     ticket->entry.number(seq);
+    ticket->at_once = handing == Handing::waited_for && idle();
     count_begin();
     soonest_ = std::min(soonest_, ticket->deadline);
     queue_.push_back(std::move(ticket));
@@ -40,7 +41,8 @@ bool CallQueue::begin_next() {
     member_->lines.give_up(GaveUp::calls);
     end_current(Result::was_broken);
   } else {
-    current_->entry.start();
+    // A call that nothing was in the way of began when it was made: one look at the clock less.
+    current_->entry.start(current_->at_once ? current_->made : Clock::now());
     call_.start(current_->request);
   }
   return true;

@@ -37,7 +37,7 @@ void Messages::submit(TicketPtr ticket) {
     const std::uint64_t seq = ++numbers[mine->peer == kAnySource ? numbers.size() - 1 : at(mine->peer)];
     ticket->seq.store(seq, std::memory_order_relaxed);
     ticket->entry.number(seq);
-    ticket->entry.start();
+    ticket->entry.start(ticket->made);
     count_begin();
     submitted_.push_back(std::move(ticket));
     any_submitted_.store(true, std::memory_order_release);

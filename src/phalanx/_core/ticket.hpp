@@ -50,6 +50,7 @@ class Ticket {
     if (token != kNobody) completions().push(token);
   }
 
+  Clock::time_point made{};
   Clock::time_point deadline = Clock::time_point::max();
   std::atomic<std::uint64_t> seq{0};  // 0 until it is known
   std::atomic<int> source{-1};        // of a message that was received
@@ -83,6 +84,7 @@ class CallTicket : public Ticket {
   }
   Request request;
   FloatMode float_mode;
+  bool at_once = false;  // whoever made it goes on with it, and nothing was before it
 };
 
 // One side of a message.
