@@ -45,7 +45,7 @@ from harness import (
 )
 
 NUM_RANKS = 2
-NUM_PAIRS = 8
+NUM_PAIRS = 16
 SMALL = 4
 SIZES = (SMALL, 64 * KIB, MIB, 16 * MIB)
 MOST_MICROSECONDS = 1.5
@@ -112,7 +112,7 @@ def measure_on_rank(rank: int, quick: bool) -> _Numbers:
         for size in SIZES:
             case = all_reduce(size // ITEM, rank, NUM_RANKS)
             announce(f"checks on and off, {format_size(size)}")
-            effort = Effort(_block_calls(size), 5, 11 if quick else 201, 0.1 if quick else 0.6)
+            effort = Effort(_block_calls(size), 5, 5 if quick else 101, 0.05 if quick else 0.3)
             rows = [
                 compare("all_reduce", size, Contender(case, checked), Contender(case, plain), control, effort)
                 for checked, plain in pairs

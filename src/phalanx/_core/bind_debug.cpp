@@ -96,6 +96,7 @@ struct HeldBox {
 std::uint64_t begin(const HeldBox& held, std::uint32_t group, int op, int reduce_op, int peer, int dtype,
                     std::int64_t count, std::uint32_t tag, std::uint64_t bytes_in, std::uint64_t bytes_out,
                     double timeout, bool async, nb::handle sizes) {
+  if (held.box->forked()) return 0;
   const Shape shape = shape_of(sizes, count);
   BoxCall call;
   call.group = group;
@@ -109,8 +110,9 @@ std::uint64_t begin(const HeldBox& held, std::uint32_t group, int op, int reduce
   call.bytes_out = bytes_out;
   call.timeout = timeout;
   call.created = Clock::now();
-  call.origin = origin_of_call();
-  call.origin.flags |= async ? kAsync : 0;
+  const Origin origin = origin_of_call();
+  call.location = origin.location != nullptr ? held.box->offset_of(*origin.location) : 0;
+  call.flags = origin.flags | (async ? kAsync : 0);
   call.shape = &shape;
   return held.box->begin(call).id();
 }

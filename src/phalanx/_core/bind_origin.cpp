@@ -180,6 +180,7 @@ Shape shape_of(nb::handle sizes, std::int64_t count) {
   std::uint64_t hash = 0x9e3779b97f4a7c15 + static_cast<std::uint64_t>(num);
   for (Py_ssize_t i = 0; i < num; ++i) {
     const long long size = PyLong_AsLongLong(items[i]);
+    if (size < 0) PyErr_Clear();
     if (i < kSizesKept) {
       shape.sizes[i] = static_cast<std::uint32_t>(std::clamp<long long>(size, 0, UINT32_MAX));
     } else if (shape.listed) {
@@ -188,7 +189,6 @@ Shape shape_of(nb::handle sizes, std::int64_t count) {
     hash = (hash ^ static_cast<std::uint64_t>(size)) * 0xff51afd7ed558ccd;
     hash ^= hash >> 32;
   }
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
   if (is_tuple && count >= 0) shape.hash = static_cast<std::uint16_t>(hash >> 16) | 1;
   return shape;
 }

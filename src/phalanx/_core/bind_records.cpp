@@ -15,12 +15,14 @@ std::uint64_t bytes_of(const Blocks& blocks) {
 }
 
 // What all kinds of calls have in common.
-BoxCall record_of(const Member& member, Op op, const Origin& origin, const Shape& shape, double timeout,
+BoxCall record_of(const Group& group, Op op, const Origin& origin, const Shape& shape, double timeout,
                   Clock::time_point made) {
+  const Member& member = group.member();
   BoxCall call;
   call.group = member.box_group;
   call.op = op;
-  call.origin = origin;
+  call.location = member.placed_text;
+  call.flags = origin.flags;
   call.shape = &shape;
   call.timeout = timeout;
   call.created = made;
@@ -30,7 +32,7 @@ BoxCall record_of(const Member& member, Op op, const Origin& origin, const Shape
 Origin placed_origin(Group& group, bool is_async) {
   Origin origin = origin_of_call();
   origin.flags |= is_async ? kAsync : 0;
-  group.place(origin);
+  group.place(origin.location);
   return origin;
 }
 
@@ -40,30 +42,30 @@ void describe(Group& group, CallTicket& ticket, nb::handle sizes, double timeout
   Request& request = ticket.request;
   request.shape = shape_of(sizes, request.count);
   request.origin = placed_origin(group, is_async);
-  const Member& member = group.member();
-  if (!member.box) return;
-  BoxCall call = record_of(member, request.op, request.origin, request.shape, timeout, ticket.made);
+  const auto& box = group.member().box;
+  if (!box) return;
+  BoxCall call = record_of(group, request.op, request.origin, request.shape, timeout, ticket.made);
   call.reduce_op = request.reduce_op;
   call.dtype = static_cast<int>(request.dtype);
   call.peer = request.root;
   call.count = request.count;
   call.bytes_in = bytes_of(request.in);
   call.bytes_out = bytes_of(request.out);
-  ticket.entry = member.box->begin(call);
+  ticket.entry = box->begin(call);
 }
 
 void describe(Group& group, MessageTicket& ticket, nb::handle sizes, double timeout) {
   ticket.origin = placed_origin(group, true);
-  const Member& member = group.member();
-  if (!member.box) return;
+  const auto& box = group.member().box;
+  if (!box) return;
   const Shape shape = shape_of(sizes, ticket.count);
-  BoxCall call = record_of(member, ticket.sends ? Op::send : Op::recv, ticket.origin, shape, timeout, ticket.made);
+  BoxCall call = record_of(group, ticket.sends ? Op::send : Op::recv, ticket.origin, shape, timeout, ticket.made);
   call.dtype = static_cast<int>(ticket.dtype);
   call.peer = ticket.peer;
   call.tag = ticket.tag;
   call.count = ticket.count;
   (ticket.sends ? call.bytes_in : call.bytes_out) = ticket.data.size;
-  ticket.entry = member.box->begin(call);
+  ticket.entry = box->begin(call);
 }
 
 }  // namespace phalanx

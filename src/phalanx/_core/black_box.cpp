@@ -126,16 +126,14 @@ std::uint32_t BlackBox::remember(const std::string& text) {
   return offset;
 }
 
-std::uint32_t BlackBox::offset_of(const Location* location) {
-  if (location == nullptr) return 0;
-  if (location->id >= locations_.size()) locations_.resize(location->id + 64, 0);
-  std::uint32_t& offset = locations_[location->id];
-  if (offset == 0) offset = remember(location->parts);
+std::uint32_t BlackBox::offset_of(const Location& location) {
+  if (location.id >= locations_.size()) locations_.resize(location.id + 64, 0);
+  std::uint32_t& offset = locations_[location.id];
+  if (offset == 0) offset = remember(location.parts);
   return offset;
 }
 
 BoxEntry BlackBox::begin(const BoxCall& call) {
-  if (forked()) return {};
   const std::uint64_t id = header().next.load(std::memory_order_relaxed) + 1;
   header().next.store(id, std::memory_order_relaxed);
   // No division: it takes longer than all the rest.
@@ -152,13 +150,13 @@ BoxEntry BlackBox::begin(const BoxCall& call) {
   made.created = nanoseconds(call.created);
   made.started.store(0, std::memory_order_relaxed);
   made.ended.store(0, std::memory_order_relaxed);
-  made.location = offset_of(call.origin.location);
+  made.location = call.location;
   made.tag = call.tag;
   made.peer = call.peer;
   made.op = static_cast<std::uint8_t>(call.op);
   made.reduce_op = static_cast<std::int8_t>(call.reduce_op);
   made.dtype = static_cast<std::uint8_t>(call.dtype);
-  made.flags = call.origin.flags;
+  made.flags = call.flags;
   made.timeout_ms = saturated(call.timeout * 1000);
   made.num_sizes = 0;
   if (call.shape != nullptr) {

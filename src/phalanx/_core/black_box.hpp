@@ -88,7 +88,8 @@ struct BoxCall {
   std::uint64_t bytes_out = 0;
   double timeout = 0;
   Clock::time_point created{};
-  Origin origin;
+  std::uint32_t location = 0;
+  std::uint8_t flags = 0;  // CallFlags
   const Shape* shape = nullptr;
 };
 
@@ -121,7 +122,8 @@ class BlackBox {
 
   // The offset of a text, which is kept once.
   std::uint32_t remember(const std::string& text);
-  // One thread at a time: those who come from Python hold the GIL.
+  // One thread at a time: those who come from Python hold the GIL. Not in a forked child.
+  std::uint32_t offset_of(const Location& location);
   BoxEntry begin(const BoxCall& call);
   // The entry of a record by its number.
   BoxEntry entry(std::uint64_t id) const noexcept {
@@ -137,7 +139,6 @@ class BlackBox {
   BoxHeader& header() const noexcept { return *static_cast<BoxHeader*>(base_); }
   char* arena() const noexcept { return static_cast<char*>(base_) + kPage; }
   BoxRecord* records() const noexcept;
-  std::uint32_t offset_of(const Location* location);
 
   void* base_ = nullptr;
   std::size_t bytes_ = 0;

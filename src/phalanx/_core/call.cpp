@@ -127,9 +127,11 @@ bool Call::post() {
   if (first_tick_ >= kSlots && !reached(Peers::all, Counter::done, first_tick_ + 1 - kSlots)) return false;
   if (!verify_history()) return false;
   describe();
+  Control& mine = segment_.control(rank());
+  const std::uint64_t word = word_of(seq_, request_->shape.hash, history_.chain);
   // Released: whoever makes a report reads the descriptor of those who have not staged anything yet.
-  segment_.control(rank()).words[seq_ % kRing].store(word_of(seq_, request_->shape.hash, history_.chain),
-                                                     std::memory_order_release);
+  mine.words[seq_ % kRing].store(word, std::memory_order_release);
+  mine.latest.store(word, std::memory_order_relaxed);
   if (stages) algorithm_->stage(*this, 0);
   staged_ = 1;
   posted_ = true;
@@ -208,9 +210,11 @@ bool Call::verify_history() noexcept {
 bool Call::verify(int peer, std::uint64_t seq) noexcept {
   if (peer == rank() || tuning().check == Check::off) return true;
   const auto& mine = segment_.control(rank()).words;
-  const auto& theirs = segment_.control(peer).words;
+  const Control& their_control = segment_.control(peer);
+  const auto& theirs = their_control.words;
   std::uint64_t& verified = history_.verified[static_cast<std::size_t>(peer)];
-  const std::uint64_t their_word = theirs[seq % kRing].load(std::memory_order_relaxed);
+  std::uint64_t their_word = their_control.latest.load(std::memory_order_relaxed);
+  if (!is_for(their_word, seq)) their_word = theirs[seq % kRing].load(std::memory_order_relaxed);
   const std::uint64_t my_word = mine[seq % kRing].load(std::memory_order_relaxed);
   if (agree(their_word, my_word)) {
     if (their_word != my_word && seq == seq_) note_shapes(peer);

@@ -47,9 +47,18 @@ void Group::watch(const std::vector<Identity>& ranks) {
   member_->lines.watch(std::move(peers));
 }
 
+void Group::place_anew(const Location* location) {
+  member_->lines.place(location);
+  member_->placed_text = member_->box && location != nullptr ? member_->box->offset_of(*location) : 0;
+  member_->placed = location;
+}
+
 void Group::keep_records(std::shared_ptr<BlackBox> box, const std::string& group, const std::string& path) {
+  if (box->forked()) return;
   member_->box_group = box->remember(group);
   member_->box = std::move(box);
+  member_->placed = nullptr;
+  member_->placed_text = 0;
   // One that does not fit is not known to peers, rather than wrong.
   auto& known = segment().answer(rank()).box;
   known.write(path.size() <= known.kRoom ? path : "");

@@ -41,8 +41,10 @@ class Group {
   bool first_refusal() noexcept { return !has_refused_.exchange(true, std::memory_order_relaxed); }
   const Member& member() const noexcept { return *member_; }
   std::optional<ShapeNote> take_note() { return member_->lines.take_note(); }
-  // Lets peers know where in the program a call is made.
-  void place(const Origin& origin) noexcept { member_->lines.place(origin.location); }
+  // Lets peers know where in the program a call is made, and the black box. With the GIL held.
+  void place(const Location* location) {
+    if (location != member_->placed) place_anew(location);
+  }
   // Ends all waits of all ranks. The text goes into their errors.
   void abort(const std::string& text);
   // This rank makes no further call; peers that wait for one are told, and what is pending here ends.
@@ -63,6 +65,7 @@ class Group {
   std::uint64_t token = 0;
 
  private:
+  void place_anew(const Location* location);
   const std::shared_ptr<Member> member_;
   const std::shared_ptr<CallQueue> calls_;
   const std::shared_ptr<Messages> messages_;

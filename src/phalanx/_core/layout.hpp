@@ -27,7 +27,7 @@
 namespace phalanx {
 
 inline constexpr std::uint64_t kMagic = 0x31584e414c414850;  // "PHALANX1"
-inline constexpr std::uint32_t kVersion = 4;
+inline constexpr std::uint32_t kVersion = 5;
 inline constexpr int kSlots = 4;
 // Twice the slots: a peer that lags by kSlots ticks still finds its word when it compares (see Call::verify_history).
 inline constexpr int kRing = 2 * kSlots;
@@ -142,10 +142,12 @@ struct alignas(kLine) Control {
   // Ring by seq: low 16 bits the seq, then 16 bits the shape's hash, then the running hash of all signatures up to it.
   std::atomic<std::uint64_t> words[kRing];
   std::atomic<std::uint64_t> counters[3];  // by Counter
-  std::atomic<std::uint32_t> left;         // Leaving; not 0: this rank makes no further step
-  std::atomic<std::uint32_t> gave_up;      // bits of GaveUp: where this rank takes no further step in the broken group
-  std::atomic<std::uint32_t> claimed;      // 1: a process is this rank
-  std::atomic<std::uint32_t> cpu;          // where this rank last published, plus 1; a hint
+  // The last of the words once more: beside the counters, where those who wait for this rank look anyhow.
+  std::atomic<std::uint64_t> latest;
+  std::atomic<std::uint32_t> left;     // Leaving; not 0: this rank makes no further step
+  std::atomic<std::uint32_t> gave_up;  // bits of GaveUp: where this rank takes no further step in the broken group
+  std::atomic<std::uint32_t> claimed;  // 1: a process is this rank
+  std::atomic<std::uint32_t> cpu;      // where this rank last published, plus 1; a hint
 };
 
 // What a sleeping rank waits for, so that only the publisher that completes it rings the bell.

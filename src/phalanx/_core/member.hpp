@@ -46,6 +46,9 @@ struct Member {
   // Where calls are recorded, and this group's name there. Set before the first call.
   std::shared_ptr<BlackBox> box;
   std::uint32_t box_group = 0;
+  // Where the last call was made, and the text of that in the box. With the GIL held.
+  const Location* placed = nullptr;
+  std::uint32_t placed_text = 0;
 };
 
 }  // namespace phalanx
