@@ -51,6 +51,12 @@ def _fail(rank: int, world: pt.World) -> None:
     raise caught.value
 
 
+def test_a_worker_is_the_same_rank_in_every_run() -> None:
+    # torch computes what a rank holds of a DTensor once for a process.
+    runs = [[pid for _, pid in pt.run(_sum, size, processes=True)] for size in (2, 4, 2, 3)]
+    assert all(pids == runs[1][: len(pids)] for pids in runs)
+
+
 def test_the_first_failure_is_raised() -> None:
     with pytest.raises(LookupError, match="no shard") as caught:
         pt.run(_fail, 3, processes=True)

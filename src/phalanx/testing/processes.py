@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,7 +73,8 @@ class _Worker:
         self._life.close()
 
 
-_idle: list[_Worker] = []
+# By the rank that they are in every run: torch keeps what it has computed for the rank of a process.
+_idle: defaultdict[int, list[_Worker]] = defaultdict(list)
 _left_to_do = contextlib.ExitStack()
 _all: weakref.WeakSet[_Worker] = weakref.WeakSet()
 _lock = threading.Lock()
@@ -275,28 +277,31 @@ def _print(rank: int, stream: str, text: str) -> None:
 
 
 def _take(num: int, module: _Version | None) -> list[_Worker]:
-    with _lock:
-        taken = [_idle.pop() for _ in range(min(num, len(_idle)))]
-    workers = []
-    for worker in taken:
-        # One that has an older version of the module would run that.
-        known = module is None or worker.modules.get(module.name, module) == module
-        if known and worker.process.is_alive():
-            workers.append(worker)
-        else:
-            worker.end()
-    workers += [_Worker() for _ in range(num - len(workers))]
+    workers = [_take_one(rank, module) for rank in range(num)]
     for worker in workers:
         if module is not None:
             worker.modules[module.name] = module
     return workers
 
 
+def _take_one(rank: int, module: _Version | None) -> _Worker:
+    while True:
+        with _lock:
+            worker = _idle[rank].pop() if _idle[rank] else None
+        if worker is None:
+            return _Worker()
+        # One that has an older version of the module would run that.
+        known = module is None or worker.modules.get(module.name, module) == module
+        if known and worker.process.is_alive():
+            return worker
+        worker.end()
+
+
 def _give_back(workers: list[_Worker], answers: dict[int, Answer]) -> None:
     for rank, worker in enumerate(workers):
         if rank in answers and answers[rank].clean:
             with _lock:
-                _idle.append(worker)
+                _idle[rank].append(worker)
         else:
             worker.end()
 
@@ -308,8 +313,9 @@ def _boxes_of_workers() -> Path:
 
 @atexit.register
 def _end_all() -> None:
-    while _idle:
-        _idle.pop().end()
+    for workers in _idle.values():
+        while workers:
+            workers.pop().end()
     _left_to_do.close()
 
 
