@@ -11,12 +11,11 @@ own, old ones and new ones: a name that were missing would fall to C++ and fail 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup as TorchProcessGroup
 
 from phalanx.collectives import (
     all_gather,
@@ -30,160 +29,49 @@ from phalanx.collectives import (
     reduce_scatter,
     scatter,
 )
-from phalanx.errors import GroupError, InvalidCall
-from phalanx.group.group import Group
+from phalanx.errors import InvalidCall
+from phalanx.group.joined import JoinedGroup
+from phalanx.group.profiling import call_range, start_in_range
 from phalanx.group.spellings import given, not_yet, only, only_list, reduction_of, root_of, timeout_of
-from phalanx.group.timeouts import DEFAULT_TIMEOUT, check_timeout, seconds_to_join
 from phalanx.group.torch_compat import (
-    GroupName,
     at_end_of_backward,
     in_backward,
     in_final_callback,
+    not_traced,
+    profiler,
     seconds_of,
 )
 from phalanx.group.work import Work, Works
 from phalanx.transports.base import Pending
-from phalanx.transports.rendezvous import Identity
-from phalanx.types import Call, GroupInfo, Store
+from phalanx.types import Call
 
 Tensor = torch.Tensor
-_CPU = torch.device("cpu")
 _DONE = Work([])
 _NUM_REMEMBERED = 16
 
 
-class ProcessGroup(TorchProcessGroup):
+@not_traced
+class ProcessGroup(JoinedGroup):
     """A process group on one host.
 
     Made by `init_process_group("phalanx")` and `new_group`, or directly from any torch Store that all ranks reach. The
     constructor returns when all ranks have come.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        world_size: int,
-        timeout: timedelta = DEFAULT_TIMEOUT,
-        *,
-        name: str = "phalanx",
-        global_ranks: Sequence[int] = (),
-        known: Mapping[int, Identity] | None = None,
-    ) -> None:
-        if not 0 <= rank < world_size:
-            raise GroupError(
-                f"expected a rank in 0..{world_size - 1}, got {rank}",
-                group=name,
-                hint="give every process its own rank below world_size",
-            )
-        check_timeout(timeout, name)
-        if not isinstance(store, Store):
-            raise GroupError(
-                f"expected a torch.distributed.Store, got {store!r}",
-                group=name,
-                hint="make a TCPStore or FileStore that all ranks reach",
-            )
-        super().__init__(rank, world_size)  # type: ignore[call-arg]
-        self._store = store
-        self._info = GroupInfo(name, rank, world_size, global_ranks)
-        self._group = Group.join(store, self._info, seconds_to_join(timeout), known)
-        self._name = name
-        self._desc = "undefined"
-        # The works of the coalescing manager that is open, if one is.
-        self._coalesced: Works | None = None
+    # The works of the coalescing manager that is open, if one is.
+    _coalesced: Works | None = None
+
+    @cached_property
+    def _recent(self) -> deque[Work]:
         # C++ calls the methods of a Work as long as its Python object lives, which DDP's Join drops too early: that of
         # an all_reduce of one number.
-        self._recent: deque[Work] = deque(maxlen=_NUM_REMEMBERED)
-
-    # What the group is and how it ends.
-
-    # torch asks for these in nearly every call, and its own methods take longer than sending a message does.
-
-    def rank(self) -> int:
-        return self._info.rank
-
-    def size(self) -> int:
-        return self._info.size
-
-    def getBackendName(self) -> str:
-        return "phalanx"
-
-    def name(self) -> str:
-        return "phalanx"
-
-    def _get_backend_name(self) -> str:
-        return "phalanx"
-
-    def _get_backend(self, device: torch.device) -> ProcessGroup:
-        """The group is its own backend: torch looks here for what a backend supports."""
-        return self
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [_CPU]
-
-    supports_splitting = False
-    supports_coalescing = False
-    supports_time_estimate = False
-
-    @property
-    def identities(self) -> Sequence[Identity]:
-        """Who the ranks are: process number and start time."""
-        return self._group.identities
-
-    def get_group_store(self) -> Store:
-        return self._store
-
-    # torch keeps a group's name in its C++ backends, of which this group has none.
-
-    @property
-    def group_name(self) -> GroupName:
-        return GroupName(self._name)
-
-    @property
-    def group_desc(self) -> str:
-        return self._desc
-
-    def _set_group_name(self, name: GroupName) -> None:
-        self._name = str(name)
-
-    def _set_group_desc(self, desc: str) -> None:
-        self._desc = desc
-        # Errors name groups as people do; torch's names are numbers.
-        if desc and desc != "undefined":
-            self._info.name = desc
-            self._group.renamed()
-
-    def getGroupName(self) -> str:
-        return self._name
-
-    def getGroupDesc(self) -> str:
-        return self._desc
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        check_timeout(timeout, self._info.name)
-        self._group.timeout = timeout.total_seconds()
-
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self.set_timeout(timeout)
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Sequence numbers need no agreement: all ranks count from 1."""
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._group.seq
-
-    def abort(self) -> None:
-        """Ends all calls of the group, on every rank, with Aborted."""
-        self._group.abort("abort() was called")
-
-    def shutdown(self) -> None:
-        """Leaves the group; calls under way end. Idempotent; waits for no peer."""
-        self._group.close()
+        return deque(maxlen=_NUM_REMEMBERED)
 
     # Collectives.
 
     def _run(self, call: Call, timeout: timedelta | None, opts: Any, results: list[Tensor]) -> Work:
+        if profiler._is_profiler_enabled:
+            return self._run_profiled(call, timeout, opts, results)
         # A caller whose options say that it does not look at the work gets one that is ready made.
         if not getattr(opts, "asyncOp", True):
             self._group.run(call, seconds_of(timeout))
@@ -191,8 +79,19 @@ class ProcessGroup(TorchProcessGroup):
         return self._work(results, self._group.start(call, seconds_of(timeout)))
 
     def _work(self, results: list[Tensor], pending: Pending | None) -> Work:
-        work = Work(results, pending)
-        if pending is not None and in_backward():
+        return self._hand_out(Work(results, pending))
+
+    def _run_profiled(self, call: Call, timeout: timedelta | None, opts: Any, results: list[Tensor]) -> Work:
+        inputs = [] if call.inputs is None else call.inputs.tensors
+        if not getattr(opts, "asyncOp", True):
+            with call_range(call.op, inputs):
+                self._group.run(call, seconds_of(timeout))
+            return _DONE
+        start = partial(self._group.start, call, seconds_of(timeout))
+        return self._hand_out(start_in_range(call.op, inputs, start, results, peer=-1))
+
+    def _hand_out(self, work: Work) -> Work:
+        if work.pending is not None and in_backward():
             # DDP waits for futures without looking at signals, and would lose the class of an exception: it is to find
             # them completed. In a final callback of the engine it would do so before anything queued now.
             work.wait() if in_final_callback() else at_end_of_backward(work.keep())
@@ -212,7 +111,7 @@ class ProcessGroup(TorchProcessGroup):
         reduce_op, factor, timeout = reduction_of(opts, op, timeout)
         tensor = only(self._info, "all_reduce", tensors if tensor is None else tensor)
         code = all_reduce.plain(tensor, reduce_op)
-        if code:
+        if code and not profiler._is_profiler_enabled:
             if not getattr(opts, "asyncOp", True):
                 self._group.all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
                 return _DONE
@@ -458,6 +357,10 @@ class ProcessGroup(TorchProcessGroup):
         code = message.plain(self._info, tensor, peer, tag)
         if not code:
             peer, tag = message.check(self._info, op, tensor, peer, tag)
+        if profiler._is_profiler_enabled:
+            name = "recvAnySource" if peer == message.ANY_SOURCE else op
+            start = partial(group.start_message, sends, tensor, peer, tag, seconds, code)
+            return self._hand_out(start_in_range(name, [tensor], start, [tensor], peer))
         pending = group.start_message(sends, tensor, peer, tag, seconds, code)
         # Most sends are done at once, and nobody asks a send for its result.
         work = _DONE if sends and pending is None else Work([tensor], pending, peer)

@@ -8,12 +8,15 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from functools import wraps
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
 import torch
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import ProcessGroup, ReduceOp
-from torch.autograd import Variable
+from torch._C._dynamo import eval_frame
+from torch._C._profiler import _RecordFunctionFast as ProfilerRange
+from torch.autograd import Variable, profiler
 from torch.distributed import GroupMember, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName, _World
@@ -22,10 +25,13 @@ __all__ = [
     "UNSET_TIMEOUT",
     "GroupName",
     "OwnWorlds",
+    "ProfilerRange",
     "at_end_of_backward",
     "default_group",
     "in_backward",
     "in_final_callback",
+    "not_traced",
+    "profiler",
     "reduce_op_of",
     "seconds_of",
 ]
@@ -64,6 +70,20 @@ def in_final_callback() -> bool:
 def at_end_of_backward(callback: Callable[[], Any]) -> None:
     """Has the autograd engine call it when the backward pass under way is through, before those queued later."""
     Variable._execution_engine.queue_callback(callback)
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def not_traced(cls: _Class) -> _Class:
+    """Has torch.compile call a class' methods, as it calls those of C++ classes, instead of looking into them."""
+    skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    for value in vars(cls).values():
+        if isinstance(value, FunctionType):
+            # Where a function that is compiled calls it, and where one does that was left as it is.
+            value._torchdynamo_disable = True  # type: ignore[attr-defined]
+            eval_frame.set_code_exec_strategy(value.__code__, skip)
+    return cls
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:

@@ -15,12 +15,13 @@ from torch.distributed import Work as TorchWork
 from torch.futures import Future, collect_all
 
 from phalanx.errors import PhalanxError
-from phalanx.group.torch_compat import seconds_of
+from phalanx.group.torch_compat import not_traced, seconds_of
 from phalanx.transports.base import Pending
 
-__all__ = ["Work", "Works"]
+__all__ = ["NO_TIMEOUT", "Work", "Works"]
 
-_ZERO = timedelta(0)
+# What torch passes where none was given.
+NO_TIMEOUT = timedelta(0)
 # Seconds for one more look.
 _LEAST = 1e-6
 _MANY = 256
@@ -29,6 +30,7 @@ _Tensors = list[torch.Tensor]
 _lock = threading.RLock()
 
 
+@not_traced
 class Work(TorchWork):
     """A call, under way or ended. `tensors` is what its future gives: the call's outputs.
 
@@ -51,12 +53,12 @@ class Work(TorchWork):
         """What is under way; None: the call has finished, and was waited for."""
         return self._pending
 
-    def wait(self, timeout: timedelta = _ZERO, limit: float | None = None) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT, limit: float | None = None) -> bool:
         """`limit` is the timeout of which an error is to speak, in seconds, where this is the rest of it."""
         pending = self._pending
         if pending is None:
             return True
-        seconds = None if timeout is _ZERO else seconds_of(timeout)
+        seconds = None if timeout is NO_TIMEOUT else seconds_of(timeout)
         try:
             if not pending.wait(seconds):
                 raise pending.explain_waiting(limit or seconds or 0.0)
@@ -154,6 +156,7 @@ class Work(TorchWork):
             pending.drop()
 
 
+@not_traced
 class Works(TorchWork):
     """Several calls of one thread as one: what the coalescing manager waits for.
 
@@ -173,7 +176,7 @@ class Works(TorchWork):
         if len(self._works) % _MANY == 0:
             self._works = [work for work in self._works if not work.is_success()]
 
-    def wait(self, timeout: timedelta = _ZERO) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         seconds = seconds_of(timeout)
         if seconds is None:
             return all(work.wait() for work in self._works)

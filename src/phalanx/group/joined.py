@@ -1,0 +1,144 @@
+"""The side of a group that torch sees beside the calls: how it is made, what it is called, and how it ends."""
+
+# torch's stubs give every spelling of a method as an overload; one method here takes them all.
+# mypy: disable-error-code="override"
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Self
+
+import torch
+from torch.distributed import ProcessGroup as TorchProcessGroup
+
+from phalanx.errors import GroupError
+from phalanx.group.group import Group
+from phalanx.group.timeouts import DEFAULT_TIMEOUT, check_timeout, seconds_to_join
+from phalanx.group.torch_compat import GroupName, not_traced
+from phalanx.transports.rendezvous import Identity
+from phalanx.types import GroupInfo, Store
+
+__all__ = ["JoinedGroup"]
+
+_CPU = torch.device("cpu")
+
+
+@not_traced
+class JoinedGroup(TorchProcessGroup):
+    """A group that this rank has joined."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        *,
+        name: str = "phalanx",
+        global_ranks: Sequence[int] = (),
+        known: Mapping[int, Identity] | None = None,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise GroupError(
+                f"expected a rank in 0..{world_size - 1}, got {rank}",
+                group=name,
+                hint="give every process its own rank below world_size",
+            )
+        check_timeout(timeout, name)
+        if not isinstance(store, Store):
+            raise GroupError(
+                f"expected a torch.distributed.Store, got {store!r}",
+                group=name,
+                hint="make a TCPStore or FileStore that all ranks reach",
+            )
+        super().__init__(rank, world_size)  # type: ignore[call-arg]
+        self._store = store
+        self._info = GroupInfo(name, rank, world_size, global_ranks)
+        self._group = Group.join(store, self._info, seconds_to_join(timeout), known)
+        self._name = name
+        self._desc = "undefined"
+
+    # torch asks for these in nearly every call, and its own methods take longer than sending a message does.
+
+    def rank(self) -> int:
+        return self._info.rank
+
+    def size(self) -> int:
+        return self._info.size
+
+    def getBackendName(self) -> str:
+        return "phalanx"
+
+    def name(self) -> str:
+        return "phalanx"
+
+    def _get_backend_name(self) -> str:
+        return "phalanx"
+
+    def _get_backend(self, device: torch.device) -> Self:
+        """The group is its own backend: torch looks here for what a backend supports."""
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [_CPU]
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    @property
+    def identities(self) -> Sequence[Identity]:
+        """Who the ranks are: process number and start time."""
+        return self._group.identities
+
+    def get_group_store(self) -> Store:
+        return self._store
+
+    # torch keeps a group's name in its C++ backends, of which this group has none.
+
+    @property
+    def group_name(self) -> GroupName:
+        return GroupName(self._name)
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    def _set_group_name(self, name: GroupName) -> None:
+        self._name = str(name)
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+        # Errors name groups as people do; torch's names are numbers.
+        if desc and desc != "undefined":
+            self._info.name = desc
+            self._group.renamed()
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        check_timeout(timeout, self._info.name)
+        self._group.timeout = timeout.total_seconds()
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.set_timeout(timeout)
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Sequence numbers need no agreement: all ranks count from 1."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._group.seq
+
+    def abort(self) -> None:
+        """Ends all calls of the group, on every rank, with Aborted."""
+        self._group.abort("abort() was called")
+
+    def shutdown(self) -> None:
+        """Leaves the group; calls under way end. Idempotent; waits for no peer."""
+        self._group.close()
