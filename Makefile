@@ -6,10 +6,10 @@ CXX_SOURCES := $(wildcard src/phalanx/_core/*.?pp tests/native/*.?pp)
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test soak lint format bench sanitize clean
+.PHONY: help build demo test conformance soak lint format bench sanitize clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 # torch first and pinned, so that every later step finds it in place.
 $(VENV)/.tools: requirements-dev.txt constraints.txt
@@ -28,8 +28,12 @@ build: $(VENV)/.built ## make .venv and build the native core
 demo: build ## train a small model with DDP on 4 ranks, then compare collective times with Gloo's
 	@$(BIN)/python examples/train_ddp.py --ranks 4
 
+# Two files at a time: much of the time of a test goes into waiting.
 test: build ## run the test suite
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+conformance: build ## all of torch's own distributed suite, beside Gloo; writes docs/conformance.md (20 minutes)
+	@$(BIN)/python tests/conformance/conform.py $(CONFORMANCE)
 
 soak: build ## 500 random deaths and a million mixed calls with flat memory (20 minutes; SOAK="--kills 50" for fewer)
 	@$(BIN)/python tests/soak/run.py $(SOAK)

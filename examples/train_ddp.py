@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
-import math
 import os
 import statistics
 import sys
@@ -26,7 +25,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-NUM_CLASSES = 3
+from spirals import network, spirals
+
 BATCH = 64
 # By size: how many float32 to send, and the calls in a block.
 TIMED_SIZES = {"4 B": (1, 20), "16 KiB": (4 << 10, 20), "1 MiB": (256 << 10, 10), "4 MiB": (1 << 20, 5)}
@@ -89,12 +89,8 @@ def say(line: str) -> None:
 
 
 def train(steps: int) -> nn.Module:
-    torch.manual_seed(0)
-    hidden = 256
-    network = nn.Sequential(
-        nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, NUM_CLASSES)
-    )
-    model = DistributedDataParallel(network)
+    plain = network()
+    model = DistributedDataParallel(plain)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     test_points, test_labels = spirals(1500, seed=2)
     report_every = max(1, steps // 10)
@@ -109,21 +105,11 @@ def train(steps: int) -> nn.Module:
             line = ""
             if step % report_every == 0:
                 loss_now = mean_over_ranks(statistics.mean(losses))
-                accuracy_now = accuracy(network, test_points, test_labels)
+                accuracy_now = accuracy(plain, test_points, test_labels)
                 line = f"step {step:4d}   loss {loss_now:.4f}   test accuracy {accuracy_now:6.1%}"
                 losses.clear()
             advance(line)
-    return network
-
-
-def spirals(num_points: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Points on three intertwined spirals and the spiral that each is on: a line can't part them, a small net can."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(NUM_CLASSES, (num_points,), generator=generator)
-    radius = torch.rand(num_points, generator=generator).sqrt()
-    angle = 2 * math.pi * (labels / NUM_CLASSES + 1.25 * radius)
-    noise = 0.03 * torch.randn(num_points, 2, generator=generator)
-    return radius[:, None] * torch.stack([angle.cos(), angle.sin()], dim=1) + noise, labels
+    return plain
 
 
 def batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -145,10 +131,10 @@ def mean_over_ranks(value: float) -> float:
 
 
 @torch.inference_mode()
-def accuracy(network: nn.Module, points: Tensor, labels: Tensor) -> float:
+def accuracy(model: nn.Module, points: Tensor, labels: Tensor) -> float:
     """The share of right answers; every rank looks at its part of the points."""
     mine = slice(dist.get_rank(), None, dist.get_world_size())
-    right = (network(points[mine]).argmax(dim=1) == labels[mine]).sum()
+    right = (model(points[mine]).argmax(dim=1) == labels[mine]).sum()
     dist.all_reduce(right)
     return int(right) / len(labels)
 

@@ -35,7 +35,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Outcome", "Suite"]
+from plan import Adaptation
+
+__all__ = ["Outcome", "Suite", "report", "status_of"]
 
 # A rank that can't go on should hear so from its group before the harness ends it.
 GROUP_TIMEOUT_S = 30.0
@@ -45,12 +47,14 @@ GRACE_S = 5.0
 LOG_TAIL = 6000
 
 Outcome = dict[str, Any]
+Demand = dict[str, Any]
 
 
 class Suite:
     """A running server. `run` gives one outcome a rank: {"status", "text", "log"}."""
 
-    def __init__(self, backend: str, folder: Path) -> None:
+    def __init__(self, backend: str, folder: Path, ranks: int = 4) -> None:
+        """`ranks` is for the marks of tests that ask for a world size, which are read once."""
         self._log = folder / "server.log"
         with self._log.open("wb") as log:
             self._server = subprocess.Popen(
@@ -58,23 +62,31 @@ class Suite:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_server_environment(backend, folder),
+                env=_server_environment(backend, folder, ranks),
                 text=True,
                 start_new_session=True,
             )
         try:
-            # Every test of the suite, with the reason why the suite would skip it (None where it would not, or where
-            # it finds out only when the test runs).
-            self.tests: dict[str, str | None] = self._read()
+            # Every test of the suite: whether it asks for CUDA devices, and why the suite would skip it (None where
+            # it would not, or where it finds out only when the test runs).
+            self.tests: dict[str, Demand] = self._read()
         except BaseException:
             self.close()
             raise
 
     def run(
-        self, name: str, ranks: int, *, unskip: bool = False, on_cpu: bool = False, limit: float = RANK_LIMIT_S
+        self, name: str, ranks: int, adaptation: Adaptation | None = None, limit: float = RANK_LIMIT_S
     ) -> list[Outcome]:
-        """Runs one test. `unskip` runs the function under its skips, `on_cpu` leaves CUDA tensors on the CPU."""
-        request = {"name": name, "ranks": ranks, "unskip": unskip, "on_cpu": on_cpu, "limit": limit}
+        """Runs one test, as the suite has it or with an adaptation."""
+        request = {
+            "name": name,
+            "ranks": ranks,
+            "unskip": adaptation is not None,
+            "under_all": adaptation is not None and adaptation.under_all,
+            "on_cpu": adaptation is not None and adaptation.on_cpu,
+            "backend_name": adaptation.name if adaptation is not None else None,
+            "limit": limit,
+        }
         assert self._server.stdin is not None
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
@@ -101,12 +113,26 @@ class Suite:
         return json.loads(line)
 
 
-def _server_environment(backend: str, folder: Path) -> dict[str, str]:
+def status_of(outcomes: list[Outcome]) -> str:
+    """Of a test as a whole: "passed" and "skipped" are what all of its ranks say."""
+    statuses = {outcome["status"] for outcome in outcomes}
+    return statuses.pop() if len(statuses) == 1 and statuses <= {"passed", "skipped"} else "failed"
+
+
+def report(outcomes: list[Outcome]) -> str:
+    lines = []
+    for rank, outcome in enumerate(outcomes):
+        lines.append(f"rank {rank} {outcome['status']}: {outcome['text']}".rstrip())
+        if outcome["log"]:
+            lines += [f"rank {rank} wrote:", outcome["log"].rstrip()]
+    return "\n".join(lines)
+
+
+def _server_environment(backend: str, folder: Path, ranks: int) -> dict[str, str]:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONWARNINGS"}
     environment |= {
         "BACKEND": backend,
-        # Read at import by marks that ask for four ranks; a rank sees the true size.
-        "WORLD_SIZE": "4",
+        "WORLD_SIZE": str(ranks),
         "INIT_METHOD": f"file://{folder}/init",
         "TEMP_DIR": str(folder),
         # The suite's imports leave a cache folder behind.
@@ -153,10 +179,19 @@ def _serve(backend: str, folder: Path) -> None:
     suite = _load(backend)
     tests = suite.DistributedTest._DistTestBase
     names = [name for name in dir(tests) if name.startswith("test_")]
-    reply({name: getattr(getattr(tests, name), "__unittest_skip_why__", None) for name in names})
+    reply({name: _demand(name, getattr(tests, name)) for name in names})
     for line in sys.stdin:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             reply(_run_test(suite, Path(scratch), json.loads(line)))
+
+
+def _demand(name: str, test: Any) -> Demand:
+    skip = getattr(test, "__unittest_skip_why__", None)
+    decorators = set()
+    while hasattr(test, "__wrapped__"):
+        decorators.add(test.__code__.co_qualname.split(".")[0])
+        test = test.__wrapped__
+    return {"cuda": bool(decorators & {"skip_if_no_gpu", "skip_if_lt_x_gpu"}) or "_cuda" in name, "skip": skip}
 
 
 def _run_test(suite: ModuleType, scratch: Path, request: dict[str, Any]) -> list[Outcome]:
@@ -223,7 +258,8 @@ def _run_rank(suite: ModuleType, scratch: Path, request: dict[str, Any], rank: i
         result = {"status": "skipped", "text": _skip_reason(suite, skip)}
     except BaseException:
         result = {"status": "failed", "text": traceback.format_exc()}
-    if result["status"] != "passed":
+    # Of a skip the others learn by themselves; some may still be on their way out of the first meeting.
+    if result["status"] == "failed":
         meeting.abort()
     partial = scratch / f"rank{rank}.partial"
     partial.write_text(json.dumps(result))
@@ -249,8 +285,10 @@ def _run_case(suite: ModuleType, scratch: Path, request: dict[str, Any], rank: i
     case = Case(request["name"])
     case.rank = rank
     test = getattr(Case, request["name"])
-    if request["unskip"]:
+    if request["under_all"]:
         test = inspect.unwrap(test)
+    elif request["unskip"]:
+        test = _without_skips(test)
     elif getattr(test, "__unittest_skip__", False):
         raise unittest.SkipTest(test.__unittest_skip_why__)
     dist.init_process_group(
@@ -262,10 +300,19 @@ def _run_case(suite: ModuleType, scratch: Path, request: dict[str, Any], rank: i
     )
     meeting.wait(GROUP_TIMEOUT_S)
     set_rng_seed()
+    if request["backend_name"]:
+        suite.BACKEND = request["backend_name"]
     with _cuda_is_cpu(suite) if request["on_cpu"] else contextlib.nullcontext():
         test(case)
     meeting.wait(GROUP_TIMEOUT_S)
     dist.destroy_process_group()
+
+
+def _without_skips(test: Any) -> Any:
+    """The function under unittest's skips. Most of torch's own are marks, which do nothing when it is called."""
+    while test.__code__.co_name == "skip_wrapper":
+        test = test.__wrapped__
+    return test
 
 
 @contextlib.contextmanager

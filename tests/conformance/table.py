@@ -1,0 +1,136 @@
+"""What the results say: docs/conformance.md for people, and what there is to object to."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TypedDict
+
+from plan import LEFT_OUT, adaptation_of, all_adaptations
+
+__all__ = ["AllResults", "Results", "Verdict", "kind_of", "objections", "write_table"]
+
+
+class Verdict(TypedDict):
+    status: str
+    why: str
+    seconds: float
+
+
+class Results(TypedDict):
+    backend: str
+    ranks: int
+    torch: str
+    python: str
+    seconds: float
+    tests: dict[str, Verdict]
+
+
+AllResults = Mapping[tuple[str, int], Results]
+KINDS = ("passed", "failed", "skipped: GPU", "skipped: ranks", "skipped: other")
+_RANK_WORDS = ("world size", "ranks")
+
+
+def kind_of(test: Verdict) -> str:
+    if test["status"] != "skipped":
+        return test["status"]
+    if "CUDA" in test["why"]:
+        return "skipped: GPU"
+    return "skipped: ranks" if any(word in test["why"] for word in _RANK_WORDS) else "skipped: other"
+
+
+def left_out(name: str) -> str | None:
+    return next((why for pattern, why in LEFT_OUT.items() if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+def objections(results: AllResults) -> list[str]:
+    return [
+        f"{name}, {ranks} ranks: {problem}"
+        for ranks in sorted({ranks for _, ranks in results})
+        for name, problem in _objections(results["gloo", ranks], results["phalanx", ranks])
+    ]
+
+
+def _objections(gloo: Results, phalanx: Results) -> Iterator[tuple[str, str]]:
+    for name in sorted(gloo["tests"].keys() | phalanx["tests"].keys()):
+        if name not in gloo["tests"] or name not in phalanx["tests"]:
+            yield name, "one of the results does not have it; make Gloo's again"
+            continue
+        theirs, ours = gloo["tests"][name], phalanx["tests"][name]
+        if ours["status"] == "failed":
+            yield name, f"failed: {ours['why']}"
+        elif ours["status"] == "skipped" and left_out(name) is None:
+            if theirs["status"] == "passed":
+                yield name, f"passes on Gloo; skipped: {ours['why']}"
+            elif kind_of(ours) == "skipped: other":
+                yield name, f"skipped, though for no want of a GPU or of ranks: {ours['why']}"
+
+
+def write_table(path: Path, results: AllResults) -> None:
+    path.write_text("\n".join(_page(results)) + "\n")
+
+
+def _page(results: AllResults) -> Iterator[str]:
+    first = next(iter(results.values()))
+    yield "# PyTorch's own suite on Phalanx"
+    yield ""
+    torch_version = first["torch"].split("+")[0]
+    yield (
+        f"Written by `make conformance` from the {len(first['tests'])} tests of"
+        f" `torch.testing._internal.distributed.distributed_test` in torch {torch_version}."
+    )
+    yield "They are imported from the installed torch; nothing is copied. Gloo's results are kept in a file;"
+    yield '`make conformance CONFORMANCE="--backend gloo phalanx"` makes them again.'
+    yield ""
+    yield "| | " + " | ".join(KINDS) + " | seconds |"
+    yield "| --- |" + " ---: |" * (len(KINDS) + 1)
+    for (backend, ranks), result in results.items():
+        counts = Counter(kind_of(test) for test in result["tests"].values())
+        cells = [str(counts[kind]) for kind in KINDS]
+        yield f"| {backend.capitalize()}, {ranks} ranks | " + " | ".join(cells) + f" | {result['seconds']:.0f} |"
+    yield ""
+    yield from _how()
+    yield "## Every test"
+    yield ""
+    columns = list(results)
+    yield "| test | " + " | ".join(f"{backend.capitalize()}, {ranks}" for backend, ranks in columns) + " | remark |"
+    yield "| --- |" + " --- |" * (len(columns) + 1)
+    for name in sorted(first["tests"]):
+        tests = [results[column]["tests"][name] for column in columns]
+        yield f"| {name} | " + " | ".join(_cell(test) for test in tests) + f" | {_remark(name)} |"
+
+
+def _how() -> Iterator[str]:
+    yield "## How it is run"
+    yield ""
+    yield "No test's body is changed. Each test gets freshly forked ranks, from a process that imported the suite once."
+    yield ""
+    yield "- The suite's sets of backends that have a feature (`ddp`, `subgroup`, `gpu`, `plugin`) are told of Phalanx."
+    yield "  `gpu` is also what its tests of objects ask for."
+    yield "- Its lists of backends that the profiler shows are not: they ask for ranges marked as asynchronous,"
+    yield "  and torch lets nobody but C++ make those. The ranges are tested in `tests/training/test_compiled.py`."
+    yield "- The suite's barrier between ranks polls a folder; here it is one of multiprocessing's."
+    yield "- These tests are run although the suite skips them, each through the function under the skip:"
+    yield ""
+    for adaptation in all_adaptations():
+        yield f"  - {adaptation.why}: " + ", ".join(f"`{name}`" for name in adaptation)
+    yield ""
+    yield "Not run:"
+    yield ""
+    for pattern, why in LEFT_OUT.items():
+        yield f"- `{pattern}`: {why}."
+    yield ""
+
+
+def _cell(test: Verdict) -> str:
+    kind = kind_of(test)
+    return f"skipped: {test['why']}" if kind == "skipped: other" else kind
+
+
+def _remark(name: str) -> str:
+    adaptation = adaptation_of(name)
+    if adaptation is not None:
+        return adaptation.why
+    return left_out(name) or ""

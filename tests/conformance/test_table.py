@@ -1,0 +1,83 @@
+"""The table of conformance and what is objected to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conform import ROOT, load
+from table import AllResults, Results, Verdict, kind_of, objections, write_table
+
+
+def _test(status: str, why: str = "") -> Verdict:
+    return {"status": status, "why": why, "seconds": 1.0}
+
+
+def _results(gloo: Verdict, phalanx: Verdict, name: str = "test_all_gather") -> AllResults:
+    def of(backend: str, test: Verdict) -> Results:
+        return {
+            "backend": backend,
+            "ranks": 2,
+            "torch": "2.13.0+cpu",
+            "python": "3.11",
+            "seconds": 1.0,
+            "tests": {name: test},
+        }
+
+    return {("gloo", 2): of("gloo", gloo), ("phalanx", 2): of("phalanx", phalanx)}
+
+
+@pytest.fixture
+def kept() -> AllResults:
+    return {(backend, ranks): load(backend, ranks) for ranks in (2, 4) for backend in ("gloo", "phalanx")}
+
+
+def test_the_page_is_what_the_kept_results_give(kept: AllResults, tmp_path: Path) -> None:
+    write_table(tmp_path / "made.md", kept)
+    assert (ROOT / "docs" / "conformance.md").read_text() == (tmp_path / "made.md").read_text()
+
+
+def test_nothing_to_object_to_in_the_kept_results(kept: AllResults) -> None:
+    assert objections(kept) == []
+    assert {len(results["tests"]) for results in kept.values()} == {285}
+
+
+@pytest.mark.parametrize(
+    ("gloo", "phalanx", "problem"),
+    [
+        (_test("passed"), _test("passed"), None),
+        (_test("failed", "Error: x"), _test("passed"), None),
+        (_test("passed"), _test("failed", "Error: x"), "failed: Error: x"),
+        (_test("skipped", "Need at least 2 CUDA devices"), _test("failed", "Error: x"), "failed: Error: x"),
+        (_test("passed"), _test("skipped", "Needs 3 ranks."), "passes on Gloo; skipped: Needs 3 ranks."),
+        (_test("skipped", "CUDA is not available."), _test("skipped", "Needs CUDA devices."), None),
+        (_test("skipped", "Skipped due to small world size."), _test("skipped", "Needs 3 ranks."), None),
+        (
+            _test("skipped", "Only MPI"),
+            _test("skipped", "Only MPI"),
+            "skipped, though for no want of a GPU or of ranks: Only MPI",
+        ),
+    ],
+)
+def test_objections(gloo: Verdict, phalanx: Verdict, problem: str | None) -> None:
+    expected = [] if problem is None else [f"test_all_gather, 2 ranks: {problem}"]
+    assert objections(_results(gloo, phalanx)) == expected
+
+
+def test_a_test_that_needs_the_name_of_another_backend_may_be_skipped() -> None:
+    skipped = _test("skipped", "only gloo")
+    assert objections(_results(_test("passed"), skipped, "test_monitored_barrier_gloo")) == []
+
+
+def test_a_test_that_one_of_the_results_lacks() -> None:
+    results = _results(_test("passed"), _test("passed"))
+    del results["gloo", 2]["tests"]["test_all_gather"]
+    (problem,) = objections(results)
+    assert "does not have it" in problem
+
+
+def test_kinds_of_skips() -> None:
+    assert kind_of(_test("skipped", "Need at least 2 CUDA devices")) == "skipped: GPU"
+    assert kind_of(_test("skipped", "Test requires world size of 4")) == "skipped: ranks"
+    assert kind_of(_test("skipped", "no torchvision")) == "skipped: other"
+    assert kind_of(_test("passed")) == "passed"
