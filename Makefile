@@ -32,7 +32,7 @@ demo: build ## train a small model with DDP on 4 ranks, then compare collective 
 test: build ## run the test suite
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
-conformance: build ## all of torch's own distributed suite, beside Gloo; writes docs/conformance.md (20 minutes)
+conformance: build ## all of torch's own distributed suite, beside Gloo; writes docs/conformance.md (3 minutes)
 	@$(BIN)/python tests/conformance/conform.py $(CONFORMANCE)
 
 soak: build ## 500 random deaths and a million mixed calls with flat memory (20 minutes; SOAK="--kills 50" for fewer)

@@ -101,7 +101,7 @@ def _more(row: Row) -> float:
 
 
 def measure_on_rank(rank: int, quick: bool) -> _Numbers:
-    pairs = [_pair() for _ in range(NUM_PAIRS)]
+    pairs = [_pair(checked_first=number % 2 == 0) for number in range(NUM_PAIRS)]
     gloo, control = (dist.new_group(backend="gloo") for _ in range(2))
     level = dist.get_debug_level()  # type: ignore[attr-defined]  # missing in torch's stubs
     dist.set_debug_level(dist.DebugLevel.DETAIL)  # type: ignore[attr-defined]
@@ -126,10 +126,19 @@ def measure_on_rank(rank: int, quick: bool) -> _Numbers:
     return _Numbers(checks, wrapper)
 
 
-def _pair() -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    checked = dist.new_group()
+def _pair(checked_first: bool) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """A group with checks and black box, and one without."""
+    if checked_first:
+        checked, plain = dist.new_group(), _plain_group()
+    else:
+        plain, checked = _plain_group(), dist.new_group()
+    return checked, plain
+
+
+def _plain_group() -> dist.ProcessGroup:
     with _environment({"PHALANX_CHECK": "off", "PHALANX_BLACK_BOX": "0"}):
-        return checked, dist.new_group()
+        group: dist.ProcessGroup = dist.new_group()
+    return group
 
 
 def _block_calls(size: int) -> int:

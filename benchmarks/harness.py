@@ -249,20 +249,19 @@ def compare(
         return Row(op, ranks, size, own_times, None, None, None)
     require_same(own, other, control)
     own_times, other_times = _time_rounds([subject, baseline], control, effort)
-    return _row(op, ranks, size, own_times, other_times)
+    ratios = [theirs / ours for ours, theirs in zip(own_times, other_times, strict=True)]
+    return Row(op, ranks, size, own_times, other_times, statistics.median(ratios), median_interval(ratios))
 
 
 def pool(rows: Sequence[Row]) -> Row:
-    """One row of several that measured the same case."""
+    """One row of several that measured the same case with different contenders, each of which has one voice."""
     first = rows[0]
     own_times = [time for row in rows for time in row.subject]
     other_times = [time for row in rows for time in row.baseline or []]
-    return _row(first.op, first.ranks, first.bytes, own_times, other_times)
-
-
-def _row(op: str, ranks: int, size: int, own_times: list[float], other_times: list[float]) -> Row:
-    ratios = [theirs / ours for ours, theirs in zip(own_times, other_times, strict=True)]
-    return Row(op, ranks, size, own_times, other_times, statistics.median(ratios), median_interval(ratios))
+    ratios = [row.ratio for row in rows if row.ratio is not None]
+    return Row(
+        first.op, first.ranks, first.bytes, own_times, other_times, statistics.median(ratios), median_interval(ratios)
+    )
 
 
 def require_same(own: Sequence[torch.Tensor], other: Sequence[torch.Tensor], control: dist.ProcessGroup) -> None:

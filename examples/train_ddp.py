@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from spirals import network, spirals
+from spirals import BATCH, network, say, spirals
 
-BATCH = 64
 # By size: how many float32 to send, and the calls in a block.
 TIMED_SIZES = {"4 B": (1, 20), "16 KiB": (4 << 10, 20), "1 MiB": (256 << 10, 10), "4 MiB": (1 << 20, 5)}
 TIMED_ROUNDS = 5
@@ -81,11 +80,6 @@ def run_rank(options: argparse.Namespace) -> None:
         show_times(options.backend)
     dist.barrier()
     dist.destroy_process_group()
-
-
-def say(line: str) -> None:
-    if dist.get_rank() == 0:
-        print(line, flush=True)
 
 
 def train(steps: int) -> nn.Module:

@@ -8,7 +8,6 @@ read it again. The only line that has to do with Phalanx is `dist.init_process_g
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from contextlib import nullcontext
 
@@ -20,13 +19,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from spirals import network, spirals
+from spirals import network, parse_steps, say, train
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="optimizer steps (default: %(default)s)")
-    options = parser.parse_args()
+    steps = parse_steps(__doc__)
     torch.set_num_threads(1)
     dist.init_process_group("phalanx")
     model = network()
@@ -35,28 +32,9 @@ def main() -> None:
             fully_shard(layer)
     fully_shard(model)
     say(f"{dist.get_world_size()} ranks, each with {own_weights(model):,} of {all_weights(model):,} weights")
-    train(model, options.steps)
+    train(model, steps, part=dist.get_rank(), num_parts=dist.get_world_size())
     save_and_load(model)
     dist.destroy_process_group()
-
-
-def train(model: nn.Module, steps: int) -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    points, labels = spirals(6000, seed=1)
-    points, labels = points[rank::size], labels[rank::size]
-    test_points, test_labels = spirals(1500, seed=2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(rank)
-    for step in range(1, steps + 1):
-        batch = torch.randint(len(points), (64,), generator=generator)
-        loss = nn.functional.cross_entropy(model(points[batch]), labels[batch])
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        if step % max(1, steps // 5) == 0:
-            with torch.no_grad():
-                right = (model(test_points).argmax(dim=1) == test_labels).float().mean()
-            say(f"step {step:4d}   loss {loss.item():.4f}   test accuracy {right.item():6.1%}")
 
 
 def save_and_load(model: nn.Module) -> None:
@@ -88,11 +66,6 @@ def own_weights(model: nn.Module) -> int:
 
 def all_weights(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def say(line: str) -> None:
-    if dist.get_rank() == 0:
-        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TypedDict
 
 from plan import LEFT_OUT, adaptation_of, all_adaptations
 
-__all__ = ["AllResults", "Results", "Verdict", "kind_of", "objections", "write_table"]
+__all__ = ["AllResults", "Results", "Verdict", "kind_of", "objections", "only_on_gloo", "write_table"]
 
 
 class Verdict(TypedDict):
@@ -45,7 +45,28 @@ def left_out(name: str) -> str | None:
     return next((why for pattern, why in LEFT_OUT.items() if fnmatch.fnmatchcase(name, pattern)), None)
 
 
+def only_passed_on_gloo(results: AllResults) -> list[str]:
+    return sorted(
+        {
+            name
+            for ranks in {ranks for _, ranks in results}
+            for name, test in results["gloo", ranks]["tests"].items()
+            if test["status"] == "passed" and results["phalanx", ranks]["tests"][name]["status"] != "passed"
+        }
+    )
+
+
+def only_on_gloo(results: AllResults) -> list[str]:
+    """What is left to say where there is nothing to object to."""
+    exceptions = only_passed_on_gloo(results)
+    listed = f"; not these: {', '.join(exceptions)}" if exceptions else ""
+    return [f"every test that passes on Gloo passes on Phalanx{listed}"]
+
+
 def objections(results: AllResults) -> list[str]:
+    versions = {result["torch"] for result in results.values()}
+    if len(versions) > 1:
+        return [f"the results are of different versions of torch, {', '.join(sorted(versions))}: make Gloo's again"]
     return [
         f"{name}, {ranks} ranks: {problem}"
         for ranks in sorted({ranks for _, ranks in results})
@@ -91,7 +112,7 @@ def _page(results: AllResults) -> Iterator[str]:
         cells = [str(counts[kind]) for kind in KINDS]
         yield f"| {backend.capitalize()}, {ranks} ranks | " + " | ".join(cells) + f" | {result['seconds']:.0f} |"
     yield ""
-    yield from _how()
+    yield from _how(results)
     yield "## Every test"
     yield ""
     columns = list(results)
@@ -102,22 +123,29 @@ def _page(results: AllResults) -> Iterator[str]:
         yield f"| {name} | " + " | ".join(_cell(test) for test in tests) + f" | {_remark(name)} |"
 
 
-def _how() -> Iterator[str]:
+def _how(results: AllResults) -> Iterator[str]:
     yield "## How it is run"
     yield ""
     yield "No test's body is changed. Each test gets freshly forked ranks, from a process that imported the suite once."
+    yield "On Gloo the tests run as the suite has them. On Phalanx they run with these adaptations, so the numbers of"
+    yield "tests that passed are not of the same tests:"
     yield ""
     yield "- The suite's sets of backends that have a feature (`ddp`, `subgroup`, `gpu`, `plugin`) are told of Phalanx."
     yield "  `gpu` is also what its tests of objects ask for."
     yield "- Its lists of backends that the profiler shows are not: they ask for ranges marked as asynchronous,"
     yield "  and torch lets nobody but C++ make those. The ranges are tested in `tests/training/test_compiled.py`."
     yield "- The suite's barrier between ranks polls a folder; here it is one of multiprocessing's."
-    yield "- These tests are run although the suite skips them, each through the function under the skip:"
+    yield "- A test that asks for CUDA devices, in its decorators or by its name, is skipped for want of a GPU."
+    yield "- These tests are run although the suite skips them, each through the function under the skip. Of those that"
+    yield "  ask for more ranks or CUDA devices than they use, the function under all decorators is run; for those that"
+    yield "  are written for CUDA tensors, what places a tensor on a device (`Tensor.to`, `Tensor.cuda`,"
+    yield "  `torch.cuda.set_device`, the suite's `init_multigpu_helper`) leaves it on the CPU:"
     yield ""
     for adaptation in all_adaptations():
         yield f"  - {adaptation.why}: " + ", ".join(f"`{name}`" for name in adaptation)
     yield ""
-    yield "Not run:"
+    passed = ", ".join(f"`{name}`" for name in only_passed_on_gloo(results))
+    yield f"Not run, of which {passed or 'none'} pass on Gloo:"
     yield ""
     for pattern, why in LEFT_OUT.items():
         yield f"- `{pattern}`: {why}."

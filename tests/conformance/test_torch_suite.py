@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
+from conform import load
 from plan import LEFT_OUT, adaptation_of, all_adaptations
 from torch_suite import Outcome, Suite, report, status_of
 
@@ -93,6 +95,14 @@ def test_the_plan_is_about_tests_of_the_suite(suite: Suite) -> None:
     assert [pattern for pattern in LEFT_OUT if not fnmatch.filter(suite.tests, pattern)] == []
     chosen = [name for names in CHOSEN.values() for name in names.split()]
     assert len(chosen) == len(set(chosen)), "chosen twice"
+
+
+def test_the_kept_results_are_of_this_suite(suite: Suite) -> None:
+    for ranks in (2, 4):
+        for backend in ("gloo", "phalanx"):
+            kept = load(backend, ranks)
+            assert kept["torch"].split("+")[0] == torch.__version__.split("+")[0], "run make conformance again"
+            assert set(kept["tests"]) == set(suite.tests), "run make conformance again"
 
 
 def test_skip_is_an_outcome_of_its_own(suite: Suite) -> None:

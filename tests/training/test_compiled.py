@@ -1,8 +1,7 @@
-"""Functional collectives, torch.compile of a step with collectives inside, and ranges in torch's profiler."""
+"""Functional collectives, and torch.compile of a step with collectives inside."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from run_ranks import RunRanks
 from torch import Tensor, nn
 from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
 
 import phalanx.testing as pt
 
@@ -113,71 +111,3 @@ def _compiled_ddp(rank: int, world: pt.World) -> list[list[Tensor]]:
 def test_compiled_ddp() -> None:
     for compiled, eager in pt.run(_compiled_ddp, 2, processes=True, stuck_after=100):
         torch.testing.assert_close(compiled, eager)
-
-
-def _profiled(rank: int, world: pt.World) -> list[tuple[str, list[Any], bool]]:
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-        dist.all_reduce(torch.ones(2, 3))
-        dist.all_reduce(torch.ones(5), async_op=True).wait()
-        dist.broadcast(torch.ones(4), 0)
-        dist.all_gather([torch.ones(2) for _ in range(world.size)], torch.ones(2))
-        dist.barrier()
-        if rank == 0:
-            dist.send(torch.ones(7), 1)
-        else:
-            dist.recv(torch.ones(7), 0)
-    events = [event for event in profiler.events() if event.name.startswith("phalanx:")]
-    return [(event.name, event.input_shapes, event.cpu_time_total > 0) for event in events]
-
-
-# Only one profiler may be at work in a process.
-
-
-def test_calls_are_ranges_in_the_profiler() -> None:
-    for rank, events in enumerate(pt.run(_profiled, 2, processes=True)):
-        assert events == [
-            ("phalanx:all_reduce", [[2, 3]], True),
-            ("phalanx:all_reduce", [[]], True),
-            ("phalanx:broadcast", [[4]] if rank == 0 else [], True),
-            ("phalanx:all_gather", [[2]], True),
-            ("phalanx:barrier", [], True),
-            (("phalanx:send", "phalanx:recv")[rank], [[]], True),
-        ]
-
-
-def _profiled_ddp(rank: int, world: pt.World) -> int:
-    model = DistributedDataParallel(nn.Linear(3, 2))
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        for _ in range(2):
-            model(torch.ones(1, 3)).sum().backward()
-    return sum(event.name == "phalanx:all_reduce" for event in profiler.events())
-
-
-def test_calls_of_ddp_are_ranges_in_the_profiler() -> None:
-    assert pt.run(_profiled_ddp, 2, processes=True) == [2, 2]
-
-
-def _fails_in_a_range(rank: int, world: pt.World) -> tuple[str, int]:
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        try:
-            dist.all_reduce(torch.ones(2 + rank))
-        except RuntimeError as error:
-            text = str(error)
-    return text.splitlines()[0], sum(event.name == "phalanx:all_reduce" for event in profiler.events())
-
-
-def test_a_call_that_fails_ends_its_range() -> None:
-    for text, num_ranges in pt.run(_fails_in_a_range, 2, processes=True):
-        assert "MISMATCH" in text
-        assert num_ranges == 1
-
-
-def _profiled_on_one_rank(rank: int, world: pt.World) -> list[str]:
-    with profile(activities=[ProfilerActivity.CPU]) if rank == 0 else nullcontext() as profiler:
-        dist.all_reduce(torch.ones(2))
-        dist.all_reduce(torch.ones(2), async_op=True).wait()
-    return [event.name for event in profiler.events() if event.name.startswith("phalanx:")] if profiler else []
-
-
-def test_calls_of_threads_are_ranges_in_the_profiler() -> None:
-    assert pt.run(_profiled_on_one_rank, 2) == [["phalanx:all_reduce"] * 2, []]

@@ -49,10 +49,10 @@ def _train(model: nn.Module, rank: int, steps: range = range(_STEPS), dtype: tor
         _descend(model.parameters())
 
 
-def _train_alone(build: Callable[[], nn.Module], dtype: torch.dtype = torch.float32, ranks: int = _RANKS) -> nn.Module:
+def _train_alone(build: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
     model = build()
     for step in range(_STEPS):
-        (sum(_loss(model(_batch(rank, step, dtype))) for rank in range(ranks)) / ranks).backward()  # type: ignore[union-attr]
+        (sum(_loss(model(_batch(rank, step, dtype))) for rank in range(_RANKS)) / _RANKS).backward()  # type: ignore[union-attr]
         _descend(model.parameters())
     return model
 

@@ -1,9 +1,10 @@
-"""The examples, started as their first lines say."""
+"""The examples, started with torchrun."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,16 +16,22 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 def _torchrun(name: str, ranks: int, *arguments: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    done = subprocess.run(
+    running = subprocess.Popen(
         [*command, str(EXAMPLES / name), *arguments],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=100,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
+    try:
+        printed, complaints = running.communicate(timeout=100)
+    except BaseException:
+        os.killpg(running.pid, signal.SIGKILL)
+        raise
+    assert running.returncode == 0, complaints
+    assert complaints == ""
+    return printed
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -170,7 +168,7 @@ def _fsdp_in_bfloat16(rank: int, world: pt.World) -> tuple[dict[str, Tensor], fl
     losses = []
     for _ in range(8):
         optimizer.zero_grad()
-        loss = model(_batch(0)).square().mean()
+        loss = model(_batch(rank)).square().mean()
         losses.append(loss.item())
         loss.backward()
         optimizer.step()
@@ -254,7 +252,7 @@ class _Pipeline:
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 def test_pipeline_of_two_stages(run_ranks: RunRanks, schedule: str) -> None:
-    model = copy.deepcopy(_mlp())
+    model = _mlp()
     loss = _loss(model(_batch(1)), torch.zeros(8, 8))
     loss.backward()
     (_, first), (losses, second) = run_ranks(_Pipeline(schedule), 2)

@@ -55,10 +55,11 @@ void describe(Group& group, CallTicket& ticket, nb::handle sizes, double timeout
 }
 
 void describe(Group& group, MessageTicket& ticket, nb::handle sizes, double timeout) {
+  // First: it may run code of the program, and other threads with it.
+  const Shape shape = shape_of(sizes, ticket.count);
   ticket.origin = placed_origin(group, true);
   const auto& box = group.member().box;
   if (!box) return;
-  const Shape shape = shape_of(sizes, ticket.count);
   BoxCall call = record_of(group, ticket.sends ? Op::send : Op::recv, ticket.origin, shape, timeout, ticket.made);
   call.dtype = static_cast<int>(ticket.dtype);
   call.peer = ticket.peer;

@@ -131,6 +131,7 @@ bool Call::post() {
   const std::uint64_t word = word_of(seq_, request_->shape.hash, history_.chain);
   // Released: whoever makes a report reads the descriptor of those who have not staged anything yet.
   mine.words[seq_ % kRing].store(word, std::memory_order_release);
+  // Published with the counter below; nobody looks at it before that.
   mine.latest.store(word, std::memory_order_relaxed);
   if (stages) algorithm_->stage(*this, 0);
   staged_ = 1;

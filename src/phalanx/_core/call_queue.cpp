@@ -18,7 +18,7 @@ void CallQueue::submit(std::shared_ptr<CallTicket> ticket, Handing handing) {
     const std::uint64_t seq = seq_.fetch_add(1, std::memory_order_relaxed) + 1;
     ticket->seq.store(seq, std::memory_order_relaxed);
     ticket->entry.number(seq);
-    ticket->at_once = handing == Handing::waited_for && idle();
+    ticket->began_when_made = handing == Handing::waited_for && idle();
     count_begin();
     soonest_ = std::min(soonest_, ticket->deadline);
     queue_.push_back(std::move(ticket));
@@ -42,7 +42,7 @@ bool CallQueue::begin_next() {
     end_current(Result::was_broken);
   } else {
     // A call that nothing was in the way of began when it was made: one look at the clock less.
-    current_->entry.start(current_->at_once ? current_->made : Clock::now());
+    current_->entry.start(current_->began_when_made ? current_->made : Clock::now());
     call_.start(current_->request);
   }
   return true;

@@ -43,7 +43,8 @@ struct Member {
   const std::shared_ptr<Segment> segment;
   Lines lines;
   std::atomic<bool> left{false};
-  // Where calls are recorded, and this group's name there. Set before the first call.
+  // Where calls are recorded, and this group's name there. Set before the first call; later, when the group is renamed,
+  // to the same box, into which entries of calls under way point. With the GIL held.
   std::shared_ptr<BlackBox> box;
   std::uint32_t box_group = 0;
   // Where the last call was made, and the text of that in the box. With the GIL held.

@@ -84,7 +84,7 @@ class CallTicket : public Ticket {
   }
   Request request;
   FloatMode float_mode;
-  bool at_once = false;  // whoever made it goes on with it, and nothing was before it
+  bool began_when_made = false;  // whoever made it goes on with it, and nothing was before it
 };
 
 // One side of a message.

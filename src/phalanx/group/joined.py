@@ -58,6 +58,10 @@ class JoinedGroup(TorchProcessGroup):
         self._group = Group.join(store, self._info, seconds_to_join(timeout), known)
         self._name = name
         self._desc = "undefined"
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What else a group needs before its first call."""
 
     # torch asks for these in nearly every call, and its own methods take longer than sending a message does.
 

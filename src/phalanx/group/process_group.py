@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,14 +58,12 @@ class ProcessGroup(JoinedGroup):
     constructor returns when all ranks have come.
     """
 
-    # The works of the coalescing manager that is open, if one is.
-    _coalesced: Works | None = None
-
-    @cached_property
-    def _recent(self) -> deque[Work]:
+    def _prepare(self) -> None:
+        # The works of the coalescing manager that is open, if one is.
+        self._coalesced: Works | None = None
         # C++ calls the methods of a Work as long as its Python object lives, which DDP's Join drops too early: that of
         # an all_reduce of one number.
-        return deque(maxlen=_NUM_REMEMBERED)
+        self._recent: deque[Work] = deque(maxlen=_NUM_REMEMBERED)
 
     # Collectives.
 
@@ -116,10 +114,7 @@ class ProcessGroup(JoinedGroup):
                 self._group.all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
                 return _DONE
             pending = self._group.start_all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
-            work = self._work([tensor], pending)
-            if tensor.numel() == 1 and tensor.untyped_storage().nbytes() == tensor.itemsize:
-                self._recent.append(work)
-            return work
+            return self._remember(self._work([tensor], pending), tensor)
         try:
             call = all_reduce.build(self._info, tensor, reduce_op, factor)
         except InvalidCall as error:
@@ -127,7 +122,12 @@ class ProcessGroup(JoinedGroup):
                 raise
             self._group.all_reduce_sparse(tensor, reduce_op, seconds_of(timeout))
             return Work([tensor])
-        return self._run(call, timeout, opts, [tensor])
+        return self._remember(self._run(call, timeout, opts, [tensor]), tensor)
+
+    def _remember(self, work: Work, tensor: Tensor) -> Work:
+        if tensor.numel() == 1 and work is not _DONE and tensor.untyped_storage().nbytes() == tensor.itemsize:
+            self._recent.append(work)
+        return work
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
         reduce_op, factor, timeout = reduction_of(opts, None, None)
@@ -360,10 +360,11 @@ class ProcessGroup(JoinedGroup):
         if profiler._is_profiler_enabled:
             name = "recvAnySource" if peer == message.ANY_SOURCE else op
             start = partial(group.start_message, sends, tensor, peer, tag, seconds, code)
-            return self._hand_out(start_in_range(name, [tensor], start, [tensor], peer))
-        pending = group.start_message(sends, tensor, peer, tag, seconds, code)
-        # Most sends are done at once, and nobody asks a send for its result.
-        work = _DONE if sends and pending is None else Work([tensor], pending, peer)
+            work = start_in_range(name, [tensor], start, [tensor], peer)
+        else:
+            pending = group.start_message(sends, tensor, peer, tag, seconds, code)
+            # Most sends are done at once, and nobody asks a send for its result.
+            work = _DONE if sends and pending is None else Work([tensor], pending, peer)
         if self._coalesced is not None:
             self._coalesced.add(work)
         return work

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 from torch.profiler import record_function
 
-from phalanx.group.torch_compat import ProfilerRange
+from phalanx.group.torch_compat import ProfilerRange, end_with, not_traced
 from phalanx.group.work import NO_TIMEOUT, Work
 from phalanx.transports.base import Pending
 
@@ -37,13 +37,14 @@ def start_in_range(
         return _WorkInRange(results, start(), peer, span)
 
 
+@not_traced
 class _WorkInRange(Work):
     def __init__(
         self, tensors: list[torch.Tensor], pending: Pending | None, source: int, span: record_function
     ) -> None:
         super().__init__(tensors, pending, source)
         over = self._over = threading.Event()
-        span._call_end_callbacks_on_future(self.get_future()).add_done_callback(lambda _: over.set())
+        end_with(span, self.get_future()).add_done_callback(lambda _: over.set())
 
     def wait(self, timeout: timedelta = NO_TIMEOUT, limit: float | None = None) -> bool:
         pending = self._pending

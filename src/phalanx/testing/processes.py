@@ -277,7 +277,14 @@ def _print(rank: int, stream: str, text: str) -> None:
 
 
 def _take(num: int, module: _Version | None) -> list[_Worker]:
-    workers = [_take_one(rank, module) for rank in range(num)]
+    workers: list[_Worker] = []
+    try:
+        for rank in range(num):
+            workers.append(_take_one(rank, module))  # noqa: PERF401 - those that were taken are to be ended
+    except BaseException:
+        for worker in workers:
+            worker.end()
+        raise
     for worker in workers:
         if module is not None:
             worker.modules[module.name] = module
@@ -313,7 +320,7 @@ def _boxes_of_workers() -> Path:
 
 @atexit.register
 def _end_all() -> None:
-    for workers in _idle.values():
+    for workers in list(_idle.values()):
         while workers:
             workers.pop().end()
     _left_to_do.close()
