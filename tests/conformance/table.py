@@ -133,7 +133,7 @@ def _how(results: AllResults) -> Iterator[str]:
     yield "- The suite's sets of backends that have a feature (`ddp`, `subgroup`, `gpu`, `plugin`) are told of Phalanx."
     yield "  `gpu` is also what its tests of objects ask for."
     yield "- Its lists of backends that the profiler shows are not: they ask for ranges marked as asynchronous,"
-    yield "  and torch lets nobody but C++ make those. The ranges are tested in `tests/training/test_compiled.py`."
+    yield "  and torch lets nobody but C++ make those. The ranges are tested in `tests/training/test_profiler.py`."
     yield "- The suite's barrier between ranks polls a folder; here it is one of multiprocessing's."
     yield "- A test that asks for CUDA devices, in its decorators or by its name, is skipped for want of a GPU."
     yield "- These tests are run although the suite skips them, each through the function under the skip. Of those that"

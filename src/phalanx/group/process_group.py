@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from phalanx.collectives import (
 )
 from phalanx.errors import InvalidCall
 from phalanx.group.joined import JoinedGroup
-from phalanx.group.profiling import call_range, start_in_range
+from phalanx.group.profiling import ProfiledWork, call_range
 from phalanx.group.spellings import given, not_yet, only, only_list, reduction_of, root_of, timeout_of
 from phalanx.group.torch_compat import (
     at_end_of_backward,
@@ -80,13 +79,12 @@ class ProcessGroup(JoinedGroup):
         return self._hand_out(Work(results, pending))
 
     def _run_profiled(self, call: Call, timeout: timedelta | None, opts: Any, results: list[Tensor]) -> Work:
-        inputs = [] if call.inputs is None else call.inputs.tensors
-        if not getattr(opts, "asyncOp", True):
-            with call_range(call.op, inputs):
+        with call_range(call.op, [] if call.inputs is None else call.inputs.tensors):
+            if not getattr(opts, "asyncOp", True):
                 self._group.run(call, seconds_of(timeout))
-            return _DONE
-        start = partial(self._group.start, call, seconds_of(timeout))
-        return self._hand_out(start_in_range(call.op, inputs, start, results, peer=-1))
+                return _DONE
+            pending = self._group.start(call, seconds_of(timeout))
+        return self._hand_out(ProfiledWork(results, pending))
 
     def _hand_out(self, work: Work) -> Work:
         if work.pending is not None and in_backward():
@@ -358,9 +356,9 @@ class ProcessGroup(JoinedGroup):
         if not code:
             peer, tag = message.check(self._info, op, tensor, peer, tag)
         if profiler._is_profiler_enabled:
-            name = "recvAnySource" if peer == message.ANY_SOURCE else op
-            start = partial(group.start_message, sends, tensor, peer, tag, seconds, code)
-            work = start_in_range(name, [tensor], start, [tensor], peer)
+            with call_range("recvAnySource" if peer == message.ANY_SOURCE else op, [tensor]):
+                pending = group.start_message(sends, tensor, peer, tag, seconds, code)
+            work: Work = ProfiledWork([tensor], pending, peer)
         else:
             pending = group.start_message(sends, tensor, peer, tag, seconds, code)
             # Most sends are done at once, and nobody asks a send for its result.

@@ -20,8 +20,6 @@ from torch.autograd import Variable, profiler
 from torch.distributed import GroupMember, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName, _World
-from torch.futures import Future
-from torch.profiler import record_function
 
 __all__ = [
     "UNSET_TIMEOUT",
@@ -30,7 +28,6 @@ __all__ = [
     "ProfilerRange",
     "at_end_of_backward",
     "default_group",
-    "end_with",
     "in_backward",
     "in_final_callback",
     "not_traced",
@@ -58,11 +55,6 @@ _number_of: Callable[[Any], int] = (
 def default_group() -> ProcessGroup | None:
     """torch.distributed's default group, if there is one."""
     return GroupMember.WORLD
-
-
-def end_with(span: record_function, future: Future[Any]) -> Future[Any]:
-    """Has the range end when the future is completed, in whichever thread that is. The future of that."""
-    return span._call_end_callbacks_on_future(future)
 
 
 def in_backward() -> bool:
