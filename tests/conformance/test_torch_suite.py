@@ -130,4 +130,5 @@ def test_rank_past_its_limit_shows_its_stack(suite: Suite) -> None:
     assert ended
     for outcome in ended:
         assert "past its limit" in outcome["text"]
-        assert "in _run_rank" in outcome["log"]
+        # Where that is, is a matter of how busy the machine is.
+        assert "(most recent call first):\n  File" in outcome["log"]
