@@ -47,10 +47,12 @@ def main() -> int:
         return 0
     results = {(backend, ranks): load(backend, ranks) for ranks in (2, 4) for backend in ("gloo", "phalanx")}
     problems = objections(results)
-    print("\n".join(problems or only_on_gloo(results)))
-    if not problems:
-        write_table(ROOT / "docs" / "conformance.md", results)
-    return 1 if problems else 0
+    if problems:
+        print("\n".join(problems))
+        return 1
+    write_table(ROOT / "docs" / "conformance.md", results)
+    print(f"every test that passes on Gloo passes on Phalanx, but for: {', '.join(only_on_gloo(results)) or 'none'}")
+    return 0
 
 
 def parse() -> argparse.Namespace:

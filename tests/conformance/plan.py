@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["BY_NAME", "LEFT_OUT", "ON_CPU", "WITH_FEWER_RANKS", "Adaptation", "adaptation_of", "all_adaptations"]
+__all__ = ["ADAPTATIONS", "LEFT_OUT", "Adaptation", "adaptation_of"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Adaptation:
         return iter(self.names.split())
 
 
-# The suite has lists of the names of backends that have a feature, and Phalanx's is not on them.
-BY_NAME = (
+ADAPTATIONS = (
+    # The suite has lists of the names of backends that have a feature, and Phalanx's is not on them.
     Adaptation(
         "only for a backend that is named gloo",
         """
@@ -76,10 +76,7 @@ BY_NAME = (
         "test_batch_isend_irecv_op_list_err",
     ),
     Adaptation("disabled, as it fails on another backend", "test_broadcast_object_list", under_all=True),
-)
-
-# Their groups are ranks 1 and 2.
-WITH_FEWER_RANKS = (
+    # Their groups are ranks 1 and 2.
     Adaptation(
         "asks for eight ranks and uses three",
         """
@@ -97,10 +94,7 @@ WITH_FEWER_RANKS = (
         ranks=3,
         under_all=True,
     ),
-)
-
-# These ops have no test in the suite but for CUDA tensors, or the test asks for CUDA devices and uses none.
-ON_CPU = (
+    # These ops have no test in the suite but for CUDA tensors, or the test asks for CUDA devices and uses none.
     Adaptation(
         "asks for CUDA devices and uses none",
         """
@@ -142,11 +136,5 @@ LEFT_OUT = {
 }
 
 
-def all_adaptations() -> Iterator[Adaptation]:
-    yield from BY_NAME
-    yield from WITH_FEWER_RANKS
-    yield from ON_CPU
-
-
 def adaptation_of(name: str) -> Adaptation | None:
-    return next((adaptation for adaptation in all_adaptations() if name in adaptation.names.split()), None)
+    return next((adaptation for adaptation in ADAPTATIONS if name in adaptation), None)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from conform import load
-from plan import LEFT_OUT, adaptation_of, all_adaptations
+from plan import ADAPTATIONS, LEFT_OUT, adaptation_of
 from torch_suite import Outcome, Suite, report, status_of
 
 BACKEND = os.environ.get("TORCH_SUITE_BACKEND", "phalanx")
@@ -89,7 +89,7 @@ def test_passes(suite: Suite, name: str, ranks: int) -> None:
 
 
 def test_the_plan_is_about_tests_of_the_suite(suite: Suite) -> None:
-    adapted = [name for adaptation in all_adaptations() for name in adaptation]
+    adapted = [name for adaptation in ADAPTATIONS for name in adaptation]
     assert len(adapted) == len(set(adapted)), "adapted twice"
     assert set(adapted) - set(suite.tests) == set()
     assert [pattern for pattern in LEFT_OUT if not fnmatch.filter(suite.tests, pattern)] == []

@@ -41,7 +41,6 @@ from phalanx.group.torch_compat import (
     seconds_of,
 )
 from phalanx.group.work import Work, Works
-from phalanx.transports.base import Pending
 from phalanx.types import Call
 
 Tensor = torch.Tensor
@@ -73,10 +72,7 @@ class ProcessGroup(JoinedGroup):
         if not getattr(opts, "asyncOp", True):
             self._group.run(call, seconds_of(timeout))
             return _DONE
-        return self._work(results, self._group.start(call, seconds_of(timeout)))
-
-    def _work(self, results: list[Tensor], pending: Pending | None) -> Work:
-        return self._hand_out(Work(results, pending))
+        return self._hand_out(Work(results, self._group.start(call, seconds_of(timeout))))
 
     def _run_profiled(self, call: Call, timeout: timedelta | None, opts: Any, results: list[Tensor]) -> Work:
         with call_range(call.op, [] if call.inputs is None else call.inputs.tensors):
@@ -112,7 +108,7 @@ class ProcessGroup(JoinedGroup):
                 self._group.all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
                 return _DONE
             pending = self._group.start_all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
-            return self._remember(self._work([tensor], pending), tensor)
+            return self._remember(self._hand_out(Work([tensor], pending)), tensor)
         try:
             call = all_reduce.build(self._info, tensor, reduce_op, factor)
         except InvalidCall as error:
