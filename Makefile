@@ -1,15 +1,20 @@
 # Everything happens in .venv; the first target that needs it makes it. `make help` lists the targets.
 PYTHON ?= python3
+# With TORCH, a target runs on that version of torch instead of .venv's; `make test-newest` has a default.
+TORCH ?=
+ON_TORCH = $(PYTHON) tools/on_torch.py --python $(PYTHON) $(if $(TORCH),--torch $(TORCH)) $(ON_TORCH_OPTIONS) --
+RUN = $(if $(TORCH),$(ON_TORCH),$(BIN)/python)
+BUILT = $(if $(TORCH),,build)
 VENV := .venv
 BIN := $(VENV)/bin
 CXX_SOURCES := $(wildcard src/phalanx/_core/*.?pp tests/native/*.?pp)
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test conformance soak lint format bench sanitize clean
+.PHONY: help build demo test test-newest conformance soak lint format bench sanitize clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 # torch first and pinned, so that every later step finds it in place.
 $(VENV)/.tools: requirements-dev.txt constraints.txt
@@ -25,17 +30,20 @@ $(VENV)/.built: $(VENV)/.tools CMakeLists.txt pyproject.toml $(CXX_SOURCES)
 
 build: $(VENV)/.built ## make .venv and build the native core
 
-demo: build ## train a small model with DDP on 4 ranks, then compare collective times with Gloo's
-	@$(BIN)/python examples/train_ddp.py --ranks 4
+demo: $(BUILT) ## train a small model with DDP on 4 ranks, then compare collective times with Gloo's
+	@$(RUN) examples/train_ddp.py --ranks 4
 
 # Two files at a time: much of the time of a test goes into waiting.
 test: build ## run the test suite
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
-conformance: build ## all of torch's own distributed suite, beside Gloo; writes docs/conformance.md (3 minutes)
-	@$(BIN)/python tests/conformance/conform.py $(CONFORMANCE)
+test-newest: ## run the test suite on torch 2.15.0 (TORCH=2.14.1 PYTHON=python3.13 to choose; TESTS=... for a part)
+	@$(ON_TORCH) -m pytest -n 2 --dist loadfile $(TESTS)
 
-soak: build ## 500 random deaths and a million mixed calls with flat memory (20 minutes; SOAK="--kills 50" for fewer)
+conformance: $(BUILT) ## all of torch's own distributed suite, beside Gloo; writes docs/conformance.md (3 minutes; TORCH=2.15.0)
+	@$(RUN) tests/conformance/conform.py $(CONFORMANCE)
+
+soak: build ## 500 random deaths, a million mixed calls, 1000 programs of shared memory, 5000 damaged boxes (30 minutes; SOAK="--kills 50" for fewer)
 	@$(BIN)/python tests/soak/run.py $(SOAK)
 
 lint: build ## ruff, mypy --strict, clang-format

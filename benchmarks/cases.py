@@ -1,13 +1,14 @@
 """The collectives that are timed: each makes its tensors for one rank and says how to call the op on a group.
 
 Tensors are float32. `numel` counts the elements of the op's larger side; ops that divide them among the ranks use at
-least one element a rank. Roots are rank 0.
+least one element a rank. Roots are rank 0. A call takes further options of the op, such as `async_op`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,68 +20,80 @@ class Case:
 
     buffers: list[torch.Tensor]
     result: list[torch.Tensor]
-    call: Callable[[dist.ProcessGroup], object]
+    call: Callable[..., Any]
 
 
 def all_reduce(numel: int, rank: int, ranks: int) -> Case:
     tensor = torch.empty(numel)
-    return Case([tensor], [tensor], lambda group: dist.all_reduce(tensor, group=group))
+    return Case([tensor], [tensor], lambda group, **more: dist.all_reduce(tensor, group=group, **more))
 
 
 def broadcast(numel: int, rank: int, ranks: int) -> Case:
     tensor = torch.empty(numel)
-    return Case([tensor], [tensor], lambda group: dist.broadcast(tensor, src=0, group=group))
+    return Case([tensor], [tensor], lambda group, **more: dist.broadcast(tensor, src=0, group=group, **more))
 
 
 def reduce(numel: int, rank: int, ranks: int) -> Case:
     tensor = torch.empty(numel)
-    return Case([tensor], _at_root([tensor], rank), lambda group: dist.reduce(tensor, dst=0, group=group))
+    return Case(
+        [tensor], _at_root([tensor], rank), lambda group, **more: dist.reduce(tensor, dst=0, group=group, **more)
+    )
 
 
 def all_gather(numel: int, rank: int, ranks: int) -> Case:
     part, parts = _part_and_parts(numel, ranks)
-    return Case([part, *parts], parts, lambda group: dist.all_gather(parts, part, group=group))
+    return Case([part, *parts], parts, lambda group, **more: dist.all_gather(parts, part, group=group, **more))
 
 
 def all_gather_single(numel: int, rank: int, ranks: int) -> Case:
     part, whole = torch.empty(_share(numel, ranks)), torch.empty(_share(numel, ranks) * ranks)
-    return Case([part, whole], [whole], lambda group: dist.all_gather_single(whole, part, group=group))
+    return Case([part, whole], [whole], lambda group, **more: dist.all_gather_single(whole, part, group=group, **more))
 
 
 def gather(numel: int, rank: int, ranks: int) -> Case:
     part, parts = _part_and_parts(numel, ranks)
     parts = _at_root(parts, rank)
-    return Case([part, *parts], parts, lambda group: dist.gather(part, parts or None, dst=0, group=group))
+    return Case(
+        [part, *parts], parts, lambda group, **more: dist.gather(part, parts or None, dst=0, group=group, **more)
+    )
 
 
 def scatter(numel: int, rank: int, ranks: int) -> Case:
     part, parts = _part_and_parts(numel, ranks)
     parts = _at_root(parts, rank)
-    return Case([part, *parts], [part], lambda group: dist.scatter(part, parts or None, src=0, group=group))
+    return Case(
+        [part, *parts], [part], lambda group, **more: dist.scatter(part, parts or None, src=0, group=group, **more)
+    )
 
 
 def reduce_scatter(numel: int, rank: int, ranks: int) -> Case:
     part, parts = _part_and_parts(numel, ranks)
-    return Case([part, *parts], [part], lambda group: dist.reduce_scatter(part, parts, group=group))
+    return Case([part, *parts], [part], lambda group, **more: dist.reduce_scatter(part, parts, group=group, **more))
 
 
 def reduce_scatter_single(numel: int, rank: int, ranks: int) -> Case:
     part, whole = torch.empty(_share(numel, ranks)), torch.empty(_share(numel, ranks) * ranks)
-    return Case([part, whole], [part], lambda group: dist.reduce_scatter_single(part, whole, group=group))
+    return Case(
+        [part, whole], [part], lambda group, **more: dist.reduce_scatter_single(part, whole, group=group, **more)
+    )
 
 
 def all_to_all(numel: int, rank: int, ranks: int) -> Case:
     (_, sources), (_, targets) = _part_and_parts(numel, ranks), _part_and_parts(numel, ranks)
-    return Case([*sources, *targets], targets, lambda group: dist.all_to_all(targets, sources, group=group))
+    return Case(
+        [*sources, *targets], targets, lambda group, **more: dist.all_to_all(targets, sources, group=group, **more)
+    )
 
 
 def all_to_all_single(numel: int, rank: int, ranks: int) -> Case:
     source, target = (torch.empty(_share(numel, ranks) * ranks) for _ in range(2))
-    return Case([source, target], [target], lambda group: dist.all_to_all_single(target, source, group=group))
+    return Case(
+        [source, target], [target], lambda group, **more: dist.all_to_all_single(target, source, group=group, **more)
+    )
 
 
 def barrier(numel: int, rank: int, ranks: int) -> Case:
-    return Case([], [], lambda group: dist.barrier(group=group))
+    return Case([], [], lambda group, **more: dist.barrier(group=group, **more))
 
 
 OPS: dict[str, Callable[[int, int, int], Case]] = {

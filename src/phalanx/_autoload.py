@@ -6,9 +6,14 @@ goes wrong is logged, and the error comes when the backend is asked for.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import re
 import sys
 from typing import Any
+
+# The versions of torch that the suite runs on: from the first up to, and without, the second.
+TORCH_VERSIONS = ((2, 13), (2, 16))
 
 _logger = logging.getLogger("phalanx")
 
@@ -16,14 +21,28 @@ _logger = logging.getLogger("phalanx")
 def register() -> None:
     """Makes `init_process_group("phalanx")` work. Calling it again changes nothing."""
     try:
+        import torch
         import torch.distributed as dist
 
         if not dist.is_available() or "PHALANX" in dist.Backend._plugins:
             return
+        _check_version(torch.__version__)
         dist.Backend.register_backend("phalanx", _create, extended_api=True, devices=["cpu"])
+        if importlib.util.find_spec("torch.distributed._dist2") is not None:
+            # torch's experiment with groups as objects, which not every version has.
+            importlib.import_module("torch.distributed._dist2").register_backend("phalanx", _create_alone)
     except Exception:
         if "torch" in sys.modules:
             _logger.warning('the backend "phalanx" could not be registered', exc_info=True)
+
+
+def _check_version(version: str) -> None:
+    # Logged, not warned: with `-W error` a warning would keep the backend from being registered.
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    first, end = TORCH_VERSIONS
+    if numbers and not first <= (int(numbers[1]), int(numbers[2])) < end:
+        supported = f"{first[0]}.{first[1]} to {end[0]}.{end[1] - 1}"
+        _logger.warning("phalanx supports torch %s, not torch %s: its groups may fail", supported, version)
 
 
 def _create(options: Any, backend_options: Any) -> Any:
@@ -33,3 +52,11 @@ def _create(options: Any, backend_options: Any) -> Any:
 
     install()
     return create(options, backend_options)
+
+
+def _create_alone(store: Any, rank: int, world_size: int, timeout: Any, device: Any, **options: Any) -> Any:
+    from phalanx.debug.observing import install
+    from phalanx.group.registry import create_alone
+
+    install()
+    return create_alone(store, rank, world_size, timeout, device, options)

@@ -18,10 +18,15 @@ from phalanx._core_ext import (
     close_listener,
     cpu_quota,
     kernel_variant,
+    leave_completions,
+    look_for_deaths,
     next_completion,
     next_question,
     origin,
     own_identity,
+    own_program,
+    progress_error,
+    push_completion,
     reduce_buffers,
     reduces,
     set_folders,
@@ -47,6 +52,7 @@ __all__ = [
     "FORKED",
     "IN_BACKWARD",
     "LEAVING_EXITING",
+    "LEAVING_REPLACED",
     "LEFT",
     "MAX_RANKS",
     "NESTED",
@@ -56,6 +62,9 @@ __all__ = [
     "OPS",
     "OP_NUMBERS",
     "PENDING",
+    "REST_MOVING",
+    "REST_NOTHING",
+    "REST_WAITING",
     "UNKNOWN_STATUS",
     "WAS_BROKEN",
     "BlackBox",
@@ -70,10 +79,15 @@ __all__ = [
     "close_listener",
     "cpu_quota",
     "kernel_variant",
+    "leave_completions",
+    "look_for_deaths",
     "next_completion",
     "next_question",
     "origin",
     "own_identity",
+    "own_program",
+    "progress_error",
+    "push_completion",
     "reduce_buffers",
     "reduces",
     "set_folders",
@@ -98,7 +112,9 @@ OPS = (
 )
 OP_NUMBERS = {name: number for number, name in enumerate(OPS)}
 FAILURE_MISMATCH, FAILURE_TIMEOUT, FAILURE_ABORTED, FAILURE_LEFT, FAILURE_LOST, FAILURE_MESSAGE = range(1, 7)
-LEAVING_EXITING = 2
+LEAVING_EXITING, LEAVING_REPLACED = 2, 3
+# What is left of a group's calls in flight, as in _core/lane.hpp.
+REST_NOTHING, REST_MOVING, REST_WAITING = range(3)
 CHECK_OFF, CHECK_ON, CHECK_FULL = range(3)
 # Of a call's flags, as in _core/location.hpp.
 IN_BACKWARD, BY_REDUCER = 2, 4

@@ -2,6 +2,7 @@
 
 PhalanxError (torch.distributed.DistBackendError)
 ├── InvalidCall (ValueError)    this rank's arguments are wrong; nobody waited
+│   └── InvalidType (TypeError) … of a class that the call does not take
 ├── Mismatch                    ranks disagree about a call
 ├── CallTimeout (TimeoutError)  a peer did not come in time
 ├── PeerLost                    a peer left, died or raised
@@ -19,7 +20,23 @@ from typing import Any
 
 from torch.distributed import DistBackendError
 
-__all__ = ["Aborted", "CallTimeout", "Deadlock", "GroupError", "InvalidCall", "Mismatch", "PeerLost", "PhalanxError"]
+from phalanx.printable import printable_lines
+
+__all__ = [
+    "REPORT_NOTE",
+    "Aborted",
+    "CallTimeout",
+    "Deadlock",
+    "GroupError",
+    "InvalidCall",
+    "InvalidType",
+    "Mismatch",
+    "PeerLost",
+    "PhalanxError",
+]
+
+# What a note on an exception begins with that says where to read more; a folder follows.
+REPORT_NOTE = "phalanx: all ranks: phalanx report "
 
 
 class PhalanxError(DistBackendError):
@@ -64,7 +81,8 @@ class PhalanxError(DistBackendError):
             where.append(f"rank {self.rank}")
         head = f"[{self.code}]" + (f" {', '.join(where)}:" if where else "")
         text = f"{head} {self.message}"
-        return f"{text}\n  Next: {self.hint}" if self.hint else text
+        # Peers have their say in messages, and names may hold anything.
+        return printable_lines(f"{text}\n  Next: {self.hint}" if self.hint else text)
 
 
 def restored(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
@@ -81,6 +99,10 @@ class InvalidCall(PhalanxError, ValueError):
     """This rank's arguments are wrong. Raised before any peer waits, so the group stays usable."""
 
     code = "INVALID"
+
+
+class InvalidType(InvalidCall, TypeError):
+    """An argument is of a class that the call does not take."""
 
 
 class Mismatch(PhalanxError):

@@ -8,13 +8,14 @@ Loaded by every pytest in an environment that has Phalanx, so nothing of torch i
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import io
 import os
 import pickle
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,9 +24,11 @@ import pytest
 
 _SIZE = "_phalanx_ranks"
 _OWN = ("rank", "world")
-_OPTIONS = ("seed", "schedule", "replay", "check", "faults", "init", "timeout", "stuck_after", "processes")
+# What is wrong with marks of tests in a file or class, by mark.
+_PROBLEMS = pytest.StashKey[dict[int, str]]()
+# The least numbers that the mark requires takes.
+_LEAST = {"min_ranks": 1, "max_ranks": 1, "multiple_of": 1, "cpus": 0, "gpus": 0}
 _OUTCOMES = (pytest.skip.Exception, pytest.fail.Exception, pytest.xfail.Exception)
-_REQUIREMENTS = {"min_ranks", "max_ranks", "multiple_of", "cpus", "gpus", "backend"}
 _CAPTURING = {"capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys"}
 
 
@@ -53,18 +56,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    _require_mark(item)
     if item.get_closest_marker("ranks") is not None and _size(item) is None:
         pytest.fail(
             "expected the mark ranks on a function or on a method of a plain class, got it on one of unittest's",
             pytrace=False,
         )
     for mark in item.iter_markers("requires"):
-        if mark.args or not set(mark.kwargs) <= _REQUIREMENTS:
-            got = ", ".join([*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())])
-            raise pytest.UsageError(
-                f"expected the mark requires with some of {', '.join(sorted(_REQUIREMENTS))}, got requires({got})"
-            )
-        reason = _lacking(item, **mark.kwargs)
+        try:
+            reason = _lacking(item, **_read_requires(mark.args, mark.kwargs))
+        except ValueError as error:
+            # Tests of unittest are not seen when they are collected.
+            pytest.fail(f"mark requires: {error}", pytrace=False)
         if reason:
             pytest.skip(reason)
 
@@ -108,23 +111,74 @@ def _lacking(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    mark = metafunc.definition.get_closest_marker("ranks")
-    if mark is not None:
-        sizes = _sizes(mark, metafunc.definition.nodeid)
+    definition = metafunc.definition
+    for requirement in definition.iter_markers("requires"):
+        _read_mark(definition, requirement, _read_requires)
+    mark = definition.get_closest_marker("ranks")
+    if mark is None:
+        return
+    from phalanx.testing.marks import read_ranks
+
+    sizes = _read_mark(definition, mark, read_ranks)
+    if sizes is not None:
         metafunc.fixturenames.append(_SIZE)
         metafunc.parametrize(_SIZE, sizes, ids=[f"{size} ranks" if size != 1 else "1 rank" for size in sizes])
 
 
-@pytest.fixture
-def rank(request: pytest.FixtureRequest) -> None:
+def _read_mark(test: pytest.Item, mark: pytest.Mark, read: Callable[..., Any]) -> Any:
+    """What the mark says; None where it is wrong, which is told when all tests of the file or class are collected."""
+    try:
+        return read(mark.args, mark.kwargs)
+    except ValueError as error:
+        assert test.parent is not None
+        # Once for a mark of many tests.
+        test.parent.stash.setdefault(_PROBLEMS, {}).setdefault(id(mark), f"{test.nodeid}: mark {mark.name}: {error}")
+        return None
+
+
+def _read_requires(args: tuple[Any, ...], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    got = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in given.items())])
+    if args or not set(given) <= {"backend", *_LEAST}:
+        raise ValueError(f"expected some of {', '.join(['backend', *_LEAST])}, got requires({got})")
+    for name, least in _LEAST.items():
+        value = given.get(name, least)
+        # The one number that may be missing.
+        if (type(value) is not int or value < least) and (name, value) != ("max_ranks", None):
+            raise ValueError(f"expected {name} as a number from {least} on, got {value!r}")
+    return given
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    report = yield
+    problems = collector.stash.get(_PROBLEMS, {})
+    if problems and report.passed:
+        # An exception would be told with frames of pytest, and alone.
+        report.outcome, report.result, report.longrepr = "failed", [], "\n".join(problems.values())
+    return report
+
+
+class _Each:
+    """Stands for a value that each rank has of its own, where the arguments of a test are shown."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<each rank's {self._name}>"
+
+
+# Of the session: what they give has no state, and Hypothesis refuses fixtures that are made once per test.
+@pytest.fixture(scope="session")
+def rank() -> _Each:
     """In a test with the mark `ranks`: which rank this is."""
-    _require_mark(request, "rank")
+    return _Each("number")
 
 
-@pytest.fixture
-def world(request: pytest.FixtureRequest) -> None:
+@pytest.fixture(scope="session")
+def world() -> _Each:
     """In a test with the mark `ranks`: the world of its ranks."""
-    _require_mark(request, "world")
+    return _Each("world")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -133,42 +187,70 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     mark = pyfuncitem.get_closest_marker("ranks")
     if mark is None:
         return None
-    if inspect.iscoroutinefunction(pyfuncitem.obj):
-        pytest.fail("expected a plain function with the mark ranks, got one that is async", pytrace=False)
+    options, seeds = _options(pyfuncitem, mark)
+    names = pyfuncitem._fixtureinfo.argnames
+    given = {name: pyfuncitem.funcargs[name] for name in names}
+    own = [name for name in _OWN if name in names]
+    run = partial(_run, pyfuncitem, options, seeds, own)
+    test = pyfuncitem.obj
+    if getattr(test, "is_hypothesis_test", False):
+        from phalanx.testing.examples import for_each_example
+
+        with for_each_example(test, pyfuncitem.nodeid, run, options.get("processes", False)):
+            _call_trimmed(pyfuncitem, partial(test, **given))
+    else:
+        _call_trimmed(pyfuncitem, partial(run, test, given))
+    return True
+
+
+def _run(
+    item: pytest.Function,
+    options: dict[str, Any],
+    seeds: list[int | None],
+    own: list[str],
+    test: Callable[..., Any],
+    given: dict[str, Any],
+) -> None:
+    """Runs the test function as all ranks, under each of the schedules."""
+    __tracebackhide__ = True
     from phalanx.testing.options import Options
     from phalanx.testing.runner import execute
 
-    options, seeds = _options(pyfuncitem, mark)
-    function = _function(pyfuncitem, options.get("processes", False))
-    size: Any = _size(pyfuncitem)
-    command = partial(_command, pyfuncitem)
+    given = {name: value for name, value in given.items() if name not in own}
+    function = _function(test, given, own, options.get("processes", False))
+    size: Any = _size(item)
     try:
         for seed in seeds:
-            with _output_by_rank(pyfuncitem) as tell:
-                execute(Options(function, size, **(options | {"seed": seed})), command, tell)
+            with _output_by_rank(item) as tell:
+                execute(Options(function, size, **(options | {"seed": seed})), partial(_command, item), tell)
     except _OutcomeError as outcome:
         outcome.repeat()
     except pytest.skip.Exception as skipped:
         # Which rank it was does not matter.
         skipped.__notes__ = []
         raise
-    return True
+
+
+def _call_trimmed(item: pytest.Function, call: Callable[[], Any]) -> None:
+    """Calls it. Errors of Phalanx lose the frames of torch and of Phalanx."""
+    __tracebackhide__ = True
+    try:
+        call()
+    except Exception as error:
+        if not item.config.getoption("fulltrace", False):
+            from phalanx.testing.tracebacks import trim
+
+            trim(error)
+        raise
 
 
 def _options(item: pytest.Item, mark: pytest.Mark) -> tuple[dict[str, Any], list[int | None]]:
     """The options of each run, and their seeds."""
-    given = dict(mark.kwargs)
+    given = {name: value for name, value in mark.kwargs.items() if name != "sizes"}
     num_seeds = given.pop("seeds", 1)
-    unknown = sorted(set(given) - set(_OPTIONS))
-    if unknown:
-        raise pytest.UsageError(f"expected options of the mark ranks among seeds, {', '.join(_OPTIONS)}, got {unknown}")
-    if type(num_seeds) is not int or num_seeds < 1:
-        raise pytest.UsageError(f"expected a number of seeds from 1 on in the mark ranks, got {num_seeds!r}")
     replay = item.config.getoption("--ranks-replay")
     if replay is not None:
         return given | {"schedule": None, "replay": replay, "check": False}, [None]
-    if num_seeds > 1 and given.get("seed") is not None:
-        raise pytest.UsageError("expected seeds or a seed in the mark ranks, got both")
     return given, list(range(num_seeds)) if num_seeds > 1 else [given.get("seed")]
 
 
@@ -179,13 +261,13 @@ def _command(item: pytest.Item, schedule: str) -> str:
     return f"pytest {shlex.quote(test)} --ranks-replay={schedule}"
 
 
-def _function(item: pytest.Function, processes: bool) -> Callable[[int, Any], None]:
+def _function(
+    test: Callable[..., Any], given: dict[str, Any], own: list[str], processes: bool
+) -> Callable[[int, Any], None]:
     """The test function as what `run` takes."""
-    names = item._fixtureinfo.argnames
-    given = {name: item.funcargs[name] for name in names if name not in _OWN}
     if processes:
         given = {name: _sendable(name, value) for name, value in given.items()}
-    return partial(_call_in_process if processes else _call, item.obj, given, [name for name in _OWN if name in names])
+    return partial(_call_in_process if processes else _call, test, given, own)
 
 
 class _OwnMonkeyPatch:
@@ -209,7 +291,10 @@ def _sendable(name: str, value: Any) -> Any:
 def _call(function: Callable[..., Any], given: dict[str, Any], own: list[str], rank: int, world: Any) -> None:
     """The test function as a rank; at the top of the module, so that processes can be sent it."""
     __tracebackhide__ = True
-    function(**given, **{name: {"rank": rank, "world": world}[name] for name in own})
+    result = function(**given, **{name: {"rank": rank, "world": world}[name] for name in own})
+    if inspect.iscoroutine(result):
+        # Each rank has a loop of its own.
+        asyncio.run(result)
 
 
 def _call_in_process(
@@ -232,18 +317,15 @@ class _OutcomeError(Exception):
         again("\n".join([text, *getattr(self, "__notes__", [])]) if kind == "Failed" else text)
 
 
-def _sizes(mark: pytest.Mark, test: str) -> list[int]:
-    if len(mark.args) != 1 or not isinstance(mark.args[0], (int, list, tuple)):
-        raise pytest.UsageError(
-            f"{test}: expected the mark ranks(number) or ranks([number, ...]), got ranks{mark.args}"
-        )
-    sizes = mark.args[0]
-    return [sizes] if isinstance(sizes, int) else list(sizes)
-
-
-def _require_mark(request: pytest.FixtureRequest, name: str) -> None:
-    if request.node.get_closest_marker("ranks") is None:
-        pytest.fail(f"expected the mark ranks on a test that takes {name!r}: @pytest.mark.ranks(2)", pytrace=False)
+def _require_mark(item: pytest.Item) -> None:
+    """For tests that take our fixtures; somebody else may have some of the same names."""
+    info = getattr(item, "_fixtureinfo", None)
+    if info is None or item.get_closest_marker("ranks") is not None:
+        return
+    for name in _OWN:
+        found = info.name2fixturedefs.get(name)
+        if found and getattr(found[-1].func, "__module__", "") == __name__:
+            pytest.fail(f"expected the mark ranks on a test that takes {name!r}: @pytest.mark.ranks(2)", pytrace=False)
 
 
 @contextmanager

@@ -65,16 +65,18 @@ class GroupInfo:
         # Those of the group's ranks in the default group, as far as torch knows them.
         self.global_ranks = global_ranks
 
+    @property
+    def members(self) -> Sequence[int]:
+        """The group's ranks among all ranks, as far as this rank knows."""
+        return self.global_ranks or range(self.size)
+
     def describe(self, *ranks: int, others: int = 0) -> str:
         """Ranks of the group as people know them."""
         listed = ", ".join(map(self._number, ranks)) + (f" and {others} more" if others else "")
         return f"rank {listed}" if len(ranks) + others == 1 else f"ranks {listed}"
 
-    def has_same_ranks(self, other: GroupInfo) -> bool:
-        return self.size == other.size and list(self.global_ranks) == list(other.global_ranks)
-
     def ranks_text(self) -> str:
-        return f"ranks {list(self.global_ranks)}" if self.global_ranks else f"{self.size} ranks"
+        return f"ranks {list(self.members)}"
 
     def _number(self, rank: int) -> str:
         global_rank = self.global_ranks[rank] if 0 <= rank < len(self.global_ranks) else rank
@@ -105,6 +107,11 @@ class Blocks:
         self.num = num
         self.sizes = sizes
         self.listed = listed
+
+    def alias(self) -> Blocks:
+        """The same memory in tensor objects of its own."""
+        tensors = [tensor.detach() for tensor in self.tensors]
+        return Blocks(tensors, self.num, sizes=self.sizes, listed=self.listed)
 
     def views(self) -> list[list[torch.Tensor]]:
         """The tensors of each block: flat views where the tensor is cut, the tensors themselves where they are listed.
@@ -165,6 +172,13 @@ class Call:
         """All that the call reads and writes."""
         both = (self.inputs,) if self.inputs is self.outputs else (self.inputs, self.outputs)
         return [tensor for blocks in both if blocks is not None for tensor in blocks.tensors]
+
+    def with_aliases(self) -> Call:
+        """This call, with tensors that keep their memory even where a program gives its own tensor objects other."""
+        inputs, outputs = self.inputs, self.outputs
+        self.inputs = None if inputs is None else inputs.alias()
+        self.outputs = self.inputs if inputs is outputs else None if outputs is None else outputs.alias()
+        return self
 
 
 def carry_out(calls: Sequence[Call]) -> None:

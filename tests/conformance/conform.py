@@ -1,7 +1,8 @@
 """`make conformance`: all of torch's own distributed suite on Phalanx, beside Gloo, with 2 and with 4 ranks.
 
-Prints what is to be mended; else writes docs/conformance.md. The results are kept in tests/conformance/results, Gloo's
-too: they are made again with `--backend gloo phalanx`. What a failed test printed is in build/conformance/.
+Prints what is to be mended; else writes docs/conformance.md. The results are kept in tests/conformance/results, in one
+folder for each version of torch, Gloo's too: they are made again with `--backend gloo phalanx`. A run makes those of
+the torch that it runs on. What a failed test printed is in build/conformance/.
 
 Fails where a test fails on Phalanx, or is skipped though it passes on Gloo, or is skipped for another reason than the
 want of a GPU or of ranks; but for the tests that tests/conformance/plan.py leaves out, with reasons.
@@ -22,11 +23,12 @@ from pathlib import Path
 
 import torch
 from plan import adaptation_of
-from table import Results, Verdict, objections, only_on_gloo, write_table
+from table import AllResults, Results, Verdict, objections, only_on_gloo, write_table
 from torch_suite import Outcome, Suite, report, status_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results"
+VERSION = ".".join(torch.__version__.split(".")[:2])
 DETAILS = ROOT / "build" / "conformance"
 NOTE_SECONDS = 10.0
 # Some tests of Gloo wait for that long.
@@ -45,13 +47,19 @@ def main() -> int:
         return 130
     if options.only:
         return 0
-    results = {(backend, ranks): load(backend, ranks) for ranks in (2, 4) for backend in ("gloo", "phalanx")}
-    problems = objections(results)
+    absent = [path for version in versions() for path in paths(version) if not path.exists()]
+    if absent:
+        names = ", ".join(str(path.relative_to(RESULTS)) for path in absent)
+        print(f"results that were never made: {names}; run with --backend gloo phalanx, and all numbers of ranks")
+        return 1
+    by_version = {version: load_all(version) for version in versions()}
+    problems = [f"torch {version}: {text}" for version, kept in by_version.items() for text in objections(kept)]
     if problems:
         print("\n".join(problems))
         return 1
-    write_table(ROOT / "docs" / "conformance.md", results)
-    print(f"every test that passes on Gloo passes on Phalanx, but for: {', '.join(only_on_gloo(results)) or 'none'}")
+    write_table(ROOT / "docs" / "conformance.md", by_version)
+    exceptions = ", ".join(only_on_gloo(by_version[VERSION])) or "none"
+    print(f"torch {VERSION}: every test that passes on Gloo passes on Phalanx, but for: {exceptions}")
     return 0
 
 
@@ -102,8 +110,9 @@ def run_suite(backend: str, ranks: int, only: str | None) -> None:
             "seconds": round(time.monotonic() - began, 1),
             "tests": tests,
         }
-        RESULTS.mkdir(exist_ok=True)
-        path_of(backend, ranks).write_text(json.dumps(results, indent=1) + "\n")
+        path = path_of(VERSION, backend, ranks)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def run_test(suite: Suite, backend: str, ranks: int, name: str) -> Verdict:
@@ -129,13 +138,22 @@ def first_line(outcomes: Iterable[Outcome]) -> str:
     return next((text.splitlines()[-1] for text in texts if text), "")
 
 
-def load(backend: str, ranks: int) -> Results:
-    results: Results = json.loads(path_of(backend, ranks).read_text())
-    return results
+def versions() -> list[str]:
+    """The versions of torch that results are kept of, the oldest first."""
+    return sorted((path.name for path in RESULTS.iterdir()), key=lambda name: [int(part) for part in name.split(".")])
 
 
-def path_of(backend: str, ranks: int) -> Path:
-    return RESULTS / f"{backend}-{ranks}.json"
+def load_all(version: str) -> AllResults:
+    every: list[Results] = [json.loads(path.read_text()) for path in paths(version)]
+    return {(results["backend"], results["ranks"]): results for results in every}
+
+
+def paths(version: str) -> list[Path]:
+    return [path_of(version, backend, ranks) for ranks in (2, 4) for backend in ("gloo", "phalanx")]
+
+
+def path_of(version: str, backend: str, ranks: int) -> Path:
+    return RESULTS / version / f"{backend}-{ranks}.json"
 
 
 if __name__ == "__main__":

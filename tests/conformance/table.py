@@ -10,7 +10,7 @@ from typing import TypedDict
 
 from plan import ADAPTATIONS, LEFT_OUT, adaptation_of
 
-__all__ = ["AllResults", "Results", "Verdict", "kind_of", "objections", "only_on_gloo", "write_table"]
+__all__ = ["AllResults", "ByVersion", "Results", "Verdict", "kind_of", "objections", "only_on_gloo", "write_table"]
 
 
 class Verdict(TypedDict):
@@ -28,15 +28,17 @@ class Results(TypedDict):
     tests: dict[str, Verdict]
 
 
-AllResults = Mapping[tuple[str, int], Results]
+AllResults = Mapping[tuple[str, int], Results]  # of one version of torch, by backend and number of ranks
+ByVersion = Mapping[str, AllResults]
 KINDS = ("passed", "failed", "skipped: GPU", "skipped: ranks", "skipped: other")
 _RANK_WORDS = ("world size", "ranks")
+_GPU_WORDS = ("CUDA", "accelerator")  # the second since torch 2.15
 
 
 def kind_of(test: Verdict) -> str:
     if test["status"] != "skipped":
         return test["status"]
-    if "CUDA" in test["why"]:
+    if any(word in test["why"] for word in _GPU_WORDS):
         return "skipped: GPU"
     return "skipped: ranks" if any(word in test["why"] for word in _RANK_WORDS) else "skipped: other"
 
@@ -83,41 +85,45 @@ def _objections(gloo: Results, phalanx: Results) -> Iterator[tuple[str, str]]:
                 yield name, f"skipped, though for no want of a GPU or of ranks: {ours['why']}"
 
 
-def write_table(path: Path, results: AllResults) -> None:
-    path.write_text("\n".join(_page(results)) + "\n")
+def write_table(path: Path, by_version: ByVersion) -> None:
+    path.write_text("\n".join(_page(by_version)) + "\n")
 
 
-def _page(results: AllResults) -> Iterator[str]:
-    first = next(iter(results.values()))
+def _page(by_version: ByVersion) -> Iterator[str]:
     yield "# PyTorch's own suite on Phalanx"
     yield ""
-    torch_version = first["torch"].split("+")[0]
+    yield "Written by `make conformance` from the tests of `torch.testing._internal.distributed.distributed_test`:"
+    first_of = {version: next(iter(results.values())) for version, results in by_version.items()}
     yield (
-        f"Written by `make conformance` from the {len(first['tests'])} tests of"
-        f" `torch.testing._internal.distributed.distributed_test` in torch {torch_version}."
+        ", ".join(f"{len(first['tests'])} in torch {first['torch'].split('+')[0]}" for first in first_of.values()) + "."
     )
-    yield "They are imported from the installed torch; nothing is copied. Gloo's results are kept in a file;"
-    yield '`make conformance CONFORMANCE="--backend gloo phalanx"` makes them again.'
+    yield "They are imported from the installed torch; nothing is copied. Results are kept in files, Gloo's too:"
+    yield '`make conformance CONFORMANCE="--backend gloo phalanx"` makes those for torch 2.13 again,'
+    yield "and with `TORCH=2.15.0` those for torch 2.15."
     yield ""
-    yield "| | " + " | ".join(KINDS) + " | seconds |"
-    yield "| --- |" + " ---: |" * (len(KINDS) + 1)
-    for (backend, ranks), result in results.items():
-        counts = Counter(kind_of(test) for test in result["tests"].values())
-        cells = [str(counts[kind]) for kind in KINDS]
-        yield f"| {backend.capitalize()}, {ranks} ranks | " + " | ".join(cells) + f" | {result['seconds']:.0f} |"
+    yield "| | | " + " | ".join(KINDS) + " | seconds |"
+    yield "| --- | --- |" + " ---: |" * (len(KINDS) + 1)
+    for version, results in by_version.items():
+        for (backend, ranks), result in results.items():
+            counts = Counter(kind_of(test) for test in result["tests"].values())
+            cells = [f"torch {version}", f"{backend.capitalize()}, {ranks} ranks"]
+            cells += [str(counts[kind]) for kind in KINDS]
+            yield "| " + " | ".join(cells) + f" | {result['seconds']:.0f} |"
     yield ""
-    yield from _how(results)
+    yield from _how(by_version)
     yield "## Every test"
     yield ""
-    columns = list(results)
+    yield "A cell without a version is the same for all of them."
+    yield ""
+    columns = list(next(iter(by_version.values())))
     yield "| test | " + " | ".join(f"{backend.capitalize()}, {ranks}" for backend, ranks in columns) + " | remark |"
     yield "| --- |" + " --- |" * (len(columns) + 1)
-    for name in sorted(first["tests"]):
-        tests = [results[column]["tests"][name] for column in columns]
-        yield f"| {name} | " + " | ".join(_cell(test) for test in tests) + f" | {_remark(name)} |"
+    for name in sorted({name for first in first_of.values() for name in first["tests"]}):
+        cells = [_cell(by_version, column, name) for column in columns]
+        yield f"| {name} | " + " | ".join(cells) + f" | {_remark(name)} |"
 
 
-def _how(results: AllResults) -> Iterator[str]:
+def _how(by_version: ByVersion) -> Iterator[str]:
     yield "## How it is run"
     yield ""
     yield "No test's body is changed. Each test gets freshly forked ranks, from a process that imported the suite once."
@@ -138,7 +144,9 @@ def _how(results: AllResults) -> Iterator[str]:
     for adaptation in ADAPTATIONS:
         yield f"  - {adaptation.why}: " + ", ".join(f"`{name}`" for name in adaptation)
     yield ""
-    passed = ", ".join(f"`{name}`" for name in only_on_gloo(results))
+    passed = ", ".join(
+        f"`{name}`" for name in sorted({name for results in by_version.values() for name in only_on_gloo(results)})
+    )
     yield f"Not run, of which {passed or 'none'} pass on Gloo:"
     yield ""
     for pattern, why in LEFT_OUT.items():
@@ -146,7 +154,16 @@ def _how(results: AllResults) -> Iterator[str]:
     yield ""
 
 
-def _cell(test: Verdict) -> str:
+def _cell(by_version: ByVersion, column: tuple[str, int], name: str) -> str:
+    texts = {version: _text(results[column]["tests"].get(name)) for version, results in by_version.items()}
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{version}: {text}" for version, text in texts.items())
+
+
+def _text(test: Verdict | None) -> str:
+    if test is None:
+        return "not there"
     kind = kind_of(test)
     return f"skipped: {test['why']}" if kind == "skipped: other" else kind
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conform import ROOT, load
-from table import AllResults, Results, Verdict, kind_of, objections, write_table
+from conform import ROOT, load_all, versions
+from table import AllResults, ByVersion, Results, Verdict, kind_of, objections, write_table
+
+from phalanx._autoload import TORCH_VERSIONS
 
 
 def _test(status: str, why: str = "") -> Verdict:
@@ -28,18 +30,37 @@ def _results(gloo: Verdict, phalanx: Verdict, name: str = "test_all_gather") -> 
 
 
 @pytest.fixture
-def kept() -> AllResults:
-    return {(backend, ranks): load(backend, ranks) for ranks in (2, 4) for backend in ("gloo", "phalanx")}
+def kept() -> ByVersion:
+    return {version: load_all(version) for version in versions()}
 
 
-def test_the_page_is_what_the_kept_results_give(kept: AllResults, tmp_path: Path) -> None:
+def test_results_are_kept_of_the_first_and_the_last_supported_torch() -> None:
+    (major, first), (_, end) = TORCH_VERSIONS
+    assert versions() == [f"{major}.{first}", f"{major}.{end - 1}"]
+
+
+def test_the_page_is_what_the_kept_results_give(kept: ByVersion, tmp_path: Path) -> None:
     write_table(tmp_path / "made.md", kept)
     assert (ROOT / "docs" / "conformance.md").read_text() == (tmp_path / "made.md").read_text()
 
 
-def test_nothing_to_object_to_in_the_kept_results(kept: AllResults) -> None:
+@pytest.mark.parametrize("version", versions())
+def test_nothing_to_object_to_in_the_kept_results(version: str) -> None:
+    kept = load_all(version)
     assert objections(kept) == []
     assert {len(results["tests"]) for results in kept.values()} == {285}
+    assert all(results["torch"].startswith(f"{version}.") for results in kept.values())
+
+
+def test_page_shows_where_versions_differ(tmp_path: Path) -> None:
+    older = _results(_test("passed"), _test("passed"))
+    newer = _results(_test("passed"), _test("skipped", "Needs CUDA devices."))
+    write_table(tmp_path / "made.md", {"2.13": older, "2.15": newer})
+    row = "| test_all_gather | passed | 2.13: passed; 2.15: skipped: GPU |  |"
+    assert (tmp_path / "made.md").read_text().splitlines()[-1] == row
+    del newer["gloo", 2]["tests"]["test_all_gather"]
+    write_table(tmp_path / "made.md", {"2.13": older, "2.15": newer})
+    assert "| test_all_gather | 2.13: passed; 2.15: not there |" in (tmp_path / "made.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -78,6 +99,7 @@ def test_a_test_that_one_of_the_results_lacks() -> None:
 
 def test_kinds_of_skips() -> None:
     assert kind_of(_test("skipped", "Need at least 2 CUDA devices")) == "skipped: GPU"
+    assert kind_of(_test("skipped", "Need at least 2 accelerator devices")) == "skipped: GPU"
     assert kind_of(_test("skipped", "Test requires world size of 4")) == "skipped: ranks"
     assert kind_of(_test("skipped", "no torchvision")) == "skipped: other"
     assert kind_of(_test("passed")) == "passed"

@@ -60,6 +60,16 @@ def run(pools: Pools, group: str) -> Callable[..., list[Any]]:
 
 
 @pytest.fixture
+def run_in_world(pools: Pools) -> Callable[..., list[Any]]:
+    """run_in_world(size, function, *args): the same on each rank of a world of that size."""
+
+    def run(size: int, function: Callable[..., Any], *args: object) -> list[Any]:
+        return pools.get(size).run(function, f"world of {size}", *args)
+
+    return run
+
+
+@pytest.fixture
 def passes(run: Callable[..., list[Any]]) -> Callable[..., None]:
     """passes(function, *args): runs one that returns how much it did and what went wrong, and fails with the latter."""
 

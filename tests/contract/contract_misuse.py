@@ -37,6 +37,24 @@ MISUSES: dict[str, tuple[str, Callable[[Member], Any]]] = {
         "INVALID:OVERLAP",
         lambda m: dist.all_reduce(torch.zeros(1).expand(3), group=m.group),
     ),
+    "tensors that share memory": (
+        "INVALID:OVERLAP",
+        lambda m: m.process_group.allreduce_coalesced(_overlapping(2)).wait(),
+    ),
+    "outputs of one list that share memory": (
+        "INVALID:OVERLAP",
+        lambda m: m.process_group.allgather_coalesced(
+            [_overlapping(2), *([torch.zeros(3)] * 2 for _ in range(m.size - 1))], [torch.zeros(3)] * 2
+        ).wait(),
+    ),
+    "outputs of two ranks that share memory": (
+        "INVALID:OVERLAP",
+        lambda m: (
+            dist.all_gather(_overlapping(m.size), torch.zeros(3), group=m.group)
+            if m.size > 1
+            else dist.all_reduce(torch.zeros(5).as_strided((3, 3), (1, 1)), group=m.group)
+        ),
+    ),
     "an output of the wrong size": (
         "INVALID:SIZE",
         lambda m: dist.all_gather_single(torch.zeros(3 * m.size + 1), torch.zeros(3), group=m.group),
@@ -63,7 +81,40 @@ MISUSES: dict[str, tuple[str, Callable[[Member], Any]]] = {
             torch.zeros(m.size), torch.zeros(m.size), [1] * (m.size + 1), None, group=m.group
         ),
     ),
+    "an all_reduce of a memmap that is read-only": (
+        "INVALID:MEMORY",
+        lambda m: dist.all_reduce(_numpy_read_only(), group=m.group),
+    ),
+    "an async all_reduce of a memmap that is read-only": (
+        "INVALID:MEMORY",
+        lambda m: dist.all_reduce(_numpy_read_only(), group=m.group, async_op=True),
+    ),
+    "an all_reduce of a mapping that is read-only, through a copy": (
+        "INVALID:MEMORY",
+        lambda m: dist.all_reduce(_mapped_read_only()[::2], group=m.group),
+    ),
+    "a list with a mapping that is read-only": (
+        "INVALID:MEMORY",
+        lambda m: dist.all_gather(
+            [torch.zeros(5000, dtype=torch.uint8) for _ in range(m.size - 1)] + [_mapped_read_only()],
+            torch.zeros(5000, dtype=torch.uint8),
+            group=m.group,
+            async_op=True,
+        ),
+    ),
+    "an output that is mapped read-only": (
+        "INVALID:MEMORY",
+        lambda m: dist.reduce_scatter_single(
+            _mapped_read_only(), torch.zeros(m.size * 5000, dtype=torch.uint8), group=m.group
+        ),
+    ),
 }
+
+
+def _overlapping(num: int) -> list[Tensor]:
+    """The first one and the last one share an element."""
+    apart = torch.zeros(3 * num)
+    return [*(apart[3 * i : 3 * i + 3] for i in range(num - 1)), apart[2:5]]
 
 
 def _peer(member: Member) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from contract_cases import run_bursts, run_cases
 from contract_forms import FORMS
+from contract_leaving import leave_in_flight
 from contract_misuse import MISUSES, misuse, pass_barriers
 
 Run = Callable[..., list[Any]]
@@ -23,6 +24,16 @@ def test_the_backend_does_what_the_calls_mean(passes: Passes, form: str) -> None
 @pytest.mark.parametrize("forms", [list(FORMS), ["gather", "reduce", "broadcast", "scatter"]], ids=["all", "rooted"])
 def test_calls_right_after_one_another(passes: Passes, forms: list[str]) -> None:
     passes(run_bursts, forms, 5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_leaving_completes_the_calls_that_every_rank_has_made(
+    run_in_world: Run, transport: str, form: str, size: int
+) -> None:
+    # Calls of threads end as soon as all have made them: there a rank has to leave before the others come.
+    for problems in run_in_world(size, leave_in_flight, form, transport == "shm"):
+        assert problems == []
 
 
 def test_nobody_leaves_a_barrier_before_everybody_has_come(run: Run, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
 import os
+import select
 import signal
 import sys
 import time
@@ -139,8 +140,9 @@ class World:
 
     def wait_dead(self, rank: int, timeout: float = 30) -> None:
         """Waits until a rank whose parent does not collect it (`keep_dead`) is dead."""
-        path = Path(f"/proc/{self.processes[rank].pid}/stat")
-        until(lambda: path.read_text().rpartition(") ")[2][0] == "Z", f"rank {rank} lives", timeout)
+        pid = self.processes[rank].pid
+        assert pid is not None
+        until(lambda: is_gone(pid), f"rank {rank} lives", timeout)
 
     def wait_naps(self, rank: int, num: int = 5, timeout: float = 30) -> None:
         """Waits until a rank that waits has slept and looked around so often."""
@@ -197,6 +199,10 @@ class Here:
     def tell(self, value: Any = None) -> None:
         self._pipe.send(("told", value))
 
+    def fileno(self) -> int:
+        """Of the pipe to the test."""
+        return self._pipe.fileno()
+
     def hear(self) -> Any:
         """What the test tells."""
         return self._pipe.recv()
@@ -228,6 +234,18 @@ class Gate:
 
     def wait(self, *names: str) -> None:
         self._store.wait(list(names), timedelta(seconds=30))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended with all of its threads."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], 0)[0])
+    finally:
+        os.close(descriptor)
 
 
 def until(holds: Callable[[], bool], what: str, timeout: float = 30) -> None:
@@ -316,8 +334,10 @@ def _be_short_program(here: Here, function: Callable[..., Any], args: tuple[obje
 def _be_program(here: Here, function: Callable[..., Any], args: tuple[object, ...]) -> None:
     torch.set_num_threads(1)
     _redirect(here)
-    # What was loaded before is not looked through in the end, which would take longer than all else.
-    gc.freeze()
+    # What was loaded before is not looked through in the end, which would take longer than all else. Triton, which a
+    # build of torch for CUDA loads, would print that its objects were never freed.
+    if "triton._C.libtriton" not in sys.modules:
+        gc.freeze()
     main = sys.modules["__main__"]
     main.main = lambda: function(here, *args)  # type: ignore[attr-defined]
     # What the interpreter does with a main program; SystemExit does not come back from here.

@@ -78,6 +78,37 @@ def test_input_that_is_copied_is_up_to_date(case: str, expected: float, tmp_path
     assert values(_through_other_views, 2, tmp_path, case) == [[expected]] * 2
 
 
+def _behind_mixed(here: Here, case: str) -> list[float]:
+    """The second call copies memory that the first one, which has a copy for another tensor, writes without one."""
+    here.init()
+    gate = Gate(here)
+    base, other = torch.full((100_000,), here.rank + 1.0), torch.zeros(20, 2)[:, 0]
+    if here.rank == 1:
+        gate.wait("issued")
+    if case == "gathered":
+        work = dist.all_gather([base, torch.zeros(100_000, 2)[:, 0]], base.clone(), async_op=True)
+    else:
+        group = dist.group.WORLD
+        assert group is not None
+        work = group.allreduce_coalesced([base, other])
+    gate.open("issued")
+    if case == "sparse":
+        indices = torch.arange(100_000)[None]
+        # Not marked as coalesced: adding up the entries reads them at once.
+        total = torch.sparse_coo_tensor(indices, base, (100_000,), check_invariants=False)
+        dist.all_reduce(total)
+        work.wait()
+        return total.to_dense().unique().tolist()
+    dist.all_reduce(base[::2])
+    work.wait()
+    return base.unique().tolist()
+
+
+@pytest.mark.parametrize(("case", "expected"), [("reduced", [3.0, 6.0]), ("gathered", [1.0, 2.0]), ("sparse", [6.0])])
+def test_a_list_of_plain_and_strided_tensors_is_up_to_date(case: str, expected: list[float], tmp_path: Path) -> None:
+    assert values(_behind_mixed, 2, tmp_path, case) == [expected] * 2
+
+
 def _columns(here: Here) -> list[float]:
     """Calls on columns of one matrix do not wait for each other: rank 1 begins when rank 0 has issued them all."""
     here.init()
@@ -91,6 +122,25 @@ def _columns(here: Here) -> list[float]:
     for work in works:
         work.wait()
     return base.unique().tolist()
+
+
+def _plain_between(here: Here) -> list[float]:
+    """A call whose plain memory lies between the columns that the next one copies keeps nobody waiting."""
+    here.init()
+    gate = Gate(here)
+    base = _matrix(here.rank + 1.0)
+    if here.rank == 1:
+        gate.wait("issued")
+    works = [dist.all_reduce(part, async_op=True) for part in (base[3, 20:], base[:, :20])]
+    if here.rank == 0:
+        gate.open("issued")
+    for work in works:
+        work.wait()
+    return [base[:, :20].unique().item(), base[3, 20:].unique().item()]
+
+
+def test_plain_memory_between_columns(tmp_path: Path) -> None:
+    assert values(_plain_between, 2, tmp_path) == [[3.0, 3.0]] * 2
 
 
 def test_calls_on_columns_go_on_side_by_side(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Here, place, run
+from ranks import Here, World, place, run
 
 
 def _calls(kind: str, odd: bool) -> None:
@@ -105,3 +106,83 @@ def test_the_report_in_full(tmp_path: Path) -> None:
             "  Next: give tensors of one dtype on all ranks, or look for a call that one of them left out; "
             "this group can't be used any more",
         ]
+
+
+def _last_splits(here: Here, odd_rank: int, listed: bool) -> str:
+    """all_to_all is the last call: only what it compares itself can tell a rank."""
+    here.init()
+    rows = [1] * here.size
+    if here.rank == odd_rank:
+        # One row more for the next rank, which expects one, and none for the one after.
+        rows[(odd_rank + 1) % here.size], rows[(odd_rank + 2) % here.size] = 2, 0
+    try:
+        if listed:
+            dist.all_to_all([torch.empty(1) for _ in rows], [torch.ones(num) for num in rows])
+        else:
+            dist.all_to_all_single(torch.empty(here.size), torch.ones(here.size), None, rows)
+    except dist.DistBackendError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("odd_rank", [0, 3])
+def test_splits_are_compared_by_every_rank(odd_rank: int, listed: bool, tmp_path: Path) -> None:
+    ends = run(_last_splits, 4, tmp_path, odd_rank, listed)
+    for end in ends:
+        assert end.value.startswith("[MISMATCH:SPLITS] all_to_all, seq 1")
+        assert f"rank {odd_rank} sends " in end.value
+
+
+def _one_call(here: Here, kind: str, odd_rank: int, level: str) -> str:
+    """One call, and no other that could tell of it."""
+    os.environ["PHALANX_CHECK"] = level
+    here.init()
+    odd = here.rank == odd_rank
+    count = 5 if odd else 4
+    ones = torch.ones(count)
+    try:
+        if kind == "broadcast":
+            dist.broadcast(ones, 0)
+        elif kind == "reduce":
+            dist.reduce(ones, 0)
+        elif kind == "gather":
+            dist.gather(ones, [torch.empty(count) for _ in range(here.size)] if here.rank == 0 else None, 0)
+        elif kind == "scatter":
+            dist.scatter(ones, [torch.ones(count) for _ in range(here.size)] if here.rank == 0 else None, 0)
+        elif kind == "another op":
+            dist.gather(torch.ones(4), dst=0) if odd else dist.broadcast(torch.ones(4), 0)
+    except dist.DistBackendError as error:
+        return error.code
+    return "nothing"
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce", "gather", "scatter", "another op"])
+@pytest.mark.parametrize("odd_rank", [1, 2])
+def test_at_level_full_the_call_itself_tells_every_rank(kind: str, odd_rank: int, tmp_path: Path) -> None:
+    code = "MISMATCH:OP" if kind == "another op" else "MISMATCH:COUNT"
+    assert [end.value for end in run(_one_call, 3, tmp_path, kind, odd_rank, "full")] == [code] * 3
+
+
+def _does_not_wait(here: Here) -> str:
+    """Async calls wait for nobody at any level: rank 1 comes when rank 0 is through with its own."""
+    os.environ["PHALANX_CHECK"] = "full"
+    here.init()
+    dist.barrier()
+    if here.rank == 0:
+        work = dist.broadcast(torch.ones(2), 0, async_op=True)
+        assert work is not None
+        work.wait()
+        here.tell()
+    else:
+        here.hear()
+        dist.broadcast(torch.ones(2), 0)
+    dist.barrier()
+    return "done"
+
+
+def test_async_calls_do_not_wait_at_level_full(tmp_path: Path) -> None:
+    world = World(_does_not_wait, 2, tmp_path)
+    world.told(0)
+    world.tell(1)
+    assert [end.value for end in world.ends()] == ["done", "done"]

@@ -272,7 +272,9 @@ def test_the_interpreter_ends_while_calls_are_under_way(how: str, tmp_path: Path
     assert [end.exitcode for end in ends] == [int(how == "an exception"), 0], world.output(0)
     output = world.output(0)
     if how == "an exception":
-        assert output.rstrip().endswith("ValueError: enough")
+        *_, error, note = output.rstrip().splitlines()
+        assert error.endswith("ValueError: enough")
+        assert note.startswith("[rank0]: phalanx: all ranks: phalanx report ")
         assert output.count("Traceback") == 1
     elif how == "threads":
         # They may have had the time to say why they end, or to begin to.

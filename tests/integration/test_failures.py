@@ -299,3 +299,28 @@ def test_a_daemon_thread_in_a_call_does_not_disturb_the_exit(tmp_path: Path) -> 
     with fifos[1].open("w") as pipe:
         pipe.write("x")
     assert [end.exitcode for end in world.ends()] == [0, 0]
+
+
+def _new_group_in_a_child(here: Here) -> tuple[str, float]:
+    """The child of rank 0 must not take its parent's place in a group with rank 1."""
+    here.init()
+    text = ""
+    if here.rank == 0:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                dist.new_group([0, 1])
+            except phalanx.GroupError as error:
+                os.write(writer, error.code.encode())
+            os._exit(0)
+        os.close(writer)
+        os.waitpid(child, 0)
+        text = os.read(reader, 100).decode()
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=dist.new_group([0, 1]))
+    return text, tensor.item()
+
+
+def test_a_forked_child_makes_no_group_within_its_parents_world(tmp_path: Path) -> None:
+    assert values(_new_group_in_a_child, 2, tmp_path) == [("GROUP:FORKED", 2.0), ("", 2.0)]

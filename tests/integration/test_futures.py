@@ -452,3 +452,45 @@ def _coalesced(here: Here, async_ops: bool, device: bool) -> None:
 @pytest.mark.parametrize("async_ops", [False, True])
 def test_coalescing_manager(async_ops: bool, device: bool, tmp_path: Path) -> None:
     values(_coalesced, 2, tmp_path, async_ops, device)
+
+
+def _callbacks_wait_for_later_calls(here: Here) -> list[float]:
+    """With many futures in flight, callbacks of early ones wait for late ones, whose ends come behind them."""
+    here.init()
+    tensors = [torch.full((2,), float(i)) for i in range(200)]
+    futures = [dist.all_reduce(tensor, async_op=True).get_future() for tensor in tensors]
+    chained = [
+        futures[i].then(lambda done, late=futures[-1 - i]: done.value()[0][0].item() + late.wait()[0][0].item())
+        for i in range(3)
+    ]
+    return [future.wait() for future in chained]
+
+
+def test_callbacks_wait_for_later_calls(tmp_path: Path) -> None:
+    assert values(_callbacks_wait_for_later_calls, 2, tmp_path) == [[398.0] * 3] * 2
+
+
+def _future_at_the_second_try(here: Here) -> list[float]:
+    here.init()
+    received = torch.zeros(1)
+    if here.rank == 1:
+        Gate(here).wait("asked twice")
+        dist.send(torch.ones(1), 0)
+        return []
+    work = dist.irecv(received, 1)
+    assert work is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _refuse_to_start)
+        with pytest.raises(phalanx.GroupError, match="GROUP:LIMIT"):
+            work.get_future()
+    future = work.get_future()
+    Gate(here).open("asked twice")
+    return [tensor.item() for tensor in wait_all([future])[0]]
+
+
+def _refuse_to_start(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_future_can_be_asked_for_again_after_no_thread_could_be_started(tmp_path: Path) -> None:
+    assert values(_future_at_the_second_try, 2, tmp_path) == [[1.0], []]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -225,9 +227,9 @@ def test_a_descriptor_that_the_program_closes_is_no_death() -> None:
         (ours,) = _pidfds() - before
         os.close(ours)
         assert not peer.dead
-        os.open("/dev/null", os.O_RDONLY)  # takes the number, which the peer closes in the end
-        del peer
         process.kill()
+        process.wait()
+        assert peer.dead
 
 
 def _wait_a_second_time(here: Here) -> str:
@@ -273,3 +275,90 @@ def test_denormals_in_calls_of_the_progress_thread(tmp_path: Path) -> None:
     ends = run(_sums_denormals, 2, tmp_path)
     assert ends[0].value[0] == 0
     assert ends[1].value[0] == expected
+
+
+def _is_asleep(thread: threading.Thread) -> bool:
+    return Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def _asks_beside_a_waiter(here: Here) -> tuple[str, float]:
+    """A thread waits in the lane; another one gives up waiting for a call of the same lane."""
+    here.init()
+    tensors = [torch.ones(5), torch.ones(5)]
+    if here.rank == 1:
+        here.hear()
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+        return "", 2.0
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    waiter = threading.Thread(target=works[0].wait)
+    waiter.start()
+    until(lambda: _is_asleep(waiter), "the thread does not wait")
+    with pytest.raises(phalanx.CallTimeout) as caught:
+        works[1].wait(timedelta(seconds=0.1))
+    here.tell()
+    waiter.join()
+    works[1].wait()
+    return str(caught.value), tensors[1][0].item()
+
+
+def test_a_wait_names_who_is_missing_while_another_thread_waits(tmp_path: Path) -> None:
+    world = World(_asks_beside_a_waiter, 2, tmp_path)
+    world.told(0)
+    world.tell(1)
+    ends = world.ends()
+    text, total = ends[0].value
+    assert "gave up waiting after 0.1 s: rank 1 did not come; the call is still under way" in text
+    assert total == 2.0
+
+
+class _Waiter:
+    """Waits for its call when it is collected, as prefetchers do."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self.work = work
+        self.myself = self
+
+    def __del__(self) -> None:
+        with pytest.raises(phalanx.PhalanxError):
+            self.work.wait()
+
+
+def _collect_in_a_failure(here: Here, makes_garbage: str) -> bool:
+    """While a failure is reported, the garbage collector finds another call that failed."""
+    here.init()
+    if here.rank == 1:
+        here.hear()
+        return True
+    group = dist.group.WORLD
+    assert group is not None
+    works = [dist.all_reduce(torch.ones(5), async_op=True) for _ in range(2)]
+    if makes_garbage == "waits":
+        _Waiter(works.pop())
+    else:
+        cycle = [works.pop()]
+        cycle.append(cycle)  # type: ignore[arg-type]
+        del cycle
+    collected = []
+
+    class CollectingTimer(threading.Timer):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            gc.enable()
+            collected.append(gc.collect())
+
+    gc.disable()
+    threading.Timer = CollectingTimer  # type: ignore[misc]
+    group.abort()
+    with pytest.raises(phalanx.Aborted):
+        works[0].wait()
+    here.tell()
+    return any(collected)
+
+
+@pytest.mark.parametrize("makes_garbage", ["drops", "waits"])
+def test_garbage_is_collected_while_a_failure_is_reported(makes_garbage: str, tmp_path: Path) -> None:
+    world = World(_collect_in_a_failure, 2, tmp_path, makes_garbage)
+    world.told(0)
+    world.tell(1)
+    assert [end.value for end in world.ends()] == [True, True]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ import torch.distributed as dist
 from ranks import Here, run, shared_files, values
 
 from phalanx import _native
-from phalanx.transports import rendezvous
+from phalanx.transports import rendezvous, segments
+from phalanx.transports.hello import Hello, Offer
+from users import can_be_another, give_away
 
 _PROGRAM = """
 import os, sys
@@ -37,17 +41,17 @@ except dist.DistBackendError as error:
 
 def _refuse(prefixes: tuple[str, ...], ranks: tuple[int, ...], here: Here) -> None:
     """Makes opening of segments under these prefixes fail on these ranks, as in a container of their own."""
-    opened: Callable[[str, bytes], _native.Segment] = _native.Segment.open
+    opened: Callable[[str, bytes, int], _native.Segment] = _native.Segment.open
 
     class Refusing:
         create_memfd = _native.Segment.create_memfd
         create_file = _native.Segment.create_file
 
         @staticmethod
-        def open(path: str, nonce: bytes) -> _native.Segment:
+        def open(path: str, nonce: bytes, size: int) -> _native.Segment:
             if here.rank in ranks and path.startswith(prefixes):
                 raise OSError(13, "Permission denied", path)
-            return opened(path, nonce)
+            return opened(path, nonce, size)
 
     rendezvous._native.Segment = Refusing  # type: ignore[misc, assignment]
 
@@ -152,6 +156,8 @@ wait
 
 def test_a_full_dev_shm_is_an_error_and_no_sigbus() -> None:
     program = """
+import contextlib
+import fcntl
 import os
 from phalanx import _native
 try:
@@ -171,3 +177,35 @@ print(os.listdir("/dev/shm"))
     message, left = done.stdout.splitlines()
     assert message.endswith("bytes in /dev/shm/x: No space left on device"), done.stderr
     assert left == "[]"
+
+
+def _offer_planted(here: Here) -> tuple[float, bool]:
+    """Rank 0 stands for whoever writes to the store: it offers a file that others can write."""
+    nonce = os.urandom(16)
+    path = Path(f"/dev/shm/phalanx-{nonce.hex()}")
+    if here.rank == 0:
+        _native.Segment.create_file(str(path), 2, _native.tuning_for(2, 2), nonce)
+        path.chmod(0o666)
+        # No orphan, which would be removed.
+        fcntl.flock(os.open(path, os.O_RDWR), fcntl.LOCK_EX)
+        if can_be_another():
+            give_away(path)
+
+        @contextlib.contextmanager
+        def offer(hellos: Sequence[Hello], _: bytes, *, own: bool) -> Iterator[segments.Made]:
+            with made(hellos, _, own=own) as (_offer, segment):
+                yield Offer(str(path), nonce.hex()), segment
+
+        made, segments.made_memfd = segments.made_memfd, offer
+    before = path.read_bytes() if here.rank == 0 else b""
+    try:
+        here.init()
+        tensor = torch.full((100_000,), 1.5)
+        dist.all_reduce(tensor)
+        return tensor.mean().item(), here.rank != 0 or path.read_bytes() == before
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_payload_does_not_go_to_a_file_that_others_can_write(tmp_path: Path) -> None:
+    assert values(_offer_planted, 2, tmp_path) == [(3.0, True)] * 2

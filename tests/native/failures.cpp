@@ -125,13 +125,46 @@ Complaints mismatch(int size, Random& random, const Shape& common, const Shape& 
   expect_failure(complaints, failure, FailureKind::mismatch, before + 1);
   expect(complaints, failure.rank == odd || failure.peer == odd, "the odd rank to be named");
   for (const int rank : {failure.rank, failure.peer}) {
-    const Testimony& seen = world.segment->testimony(rank);
+    const Testimony& seen = world.segment->testimony(world[0].member().lines.report(), rank);
     const Op op = rank == odd ? odd_shape.op : common.op;
     expect(complaints, seen.arrived == 1 && seen.call.seq == before + 1 && seen.call.op == static_cast<int>(op),
            "what the two ranks had called");
     expect(complaints, seen.completed.seq == before, "the last call that the two ranks had completed");
     expect(complaints, seen.call_where == place_of(rank).text, "where the two ranks had called");
   }
+  return complaints;
+}
+
+// One rank has claimed the report of a failure, and is held up before it says what it has found; so are `others` that
+// took over. The rest find a failure of their own, and say that.
+Complaints held_up_report(int size, Random& random, std::uint32_t others) {
+  World world(size, comparing_tuning(random));
+  const ReportState state = ReportState::claimed(others, 0);
+  world.segment->header().report_state.store(state.word());
+  const std::vector<int> present = all_but(size, {0});
+  Complaints complaints = on_ranks(present, [&](int rank, Complaints& mine) {
+    expect_result(mine, run_shape(world[rank], rank == 1 ? kBarrierCall : kSum), {Result::failed}, "a call");
+    expect_result(mine, run_shape(world[rank], kBarrierCall), {Result::was_broken}, "a call on a broken group");
+  });
+  const Failure failure = world[0].failure();
+  expect_failure(complaints, failure, FailureKind::mismatch, 1);
+  for (const int rank : {failure.rank, failure.peer}) {
+    const Testimony& seen = world.segment->testimony(world[0].member().lines.report(), rank);
+    expect(complaints, seen.arrived == 1 && seen.call.seq == 1, "what the two ranks had called");
+  }
+  return complaints;
+}
+
+// The time of a call is up while the report of a failure is held up.
+Complaints held_up_until_timeout(int size, Random& random) {
+  World world(size, comparing_tuning(random));
+  world.segment->header().report_state.store(ReportState::claimed(0, 0).word());
+  Complaints complaints = on_ranks(all_but(size, {0}), [&](int rank, Complaints& mine) {
+    expect_result(mine, run_shape(world[rank], kBarrierCall, kShortTimeout), {Result::failed}, "a call");
+  });
+  const Failure failure = world[0].failure();
+  expect_failure(complaints, failure, FailureKind::timeout, 1);
+  expect(complaints, missing_in(failure).front() == 0, "the rank that is held up to be missing");
   return complaints;
 }
 
@@ -345,6 +378,11 @@ void run_failure_cases(Tally& tally, int size, std::uint64_t seed) {
   }
   run("mismatch that nobody sees", [&](Random& random) { return mismatch_unseen(size, random); });
   run("mismatch of sizes", [&](Random& random) { return mismatch_of_sizes(size, random); });
+  if (size > 2) {
+    run("a report that is held up", [&](Random& random) { return held_up_report(size, random, 0); });
+    run("reports that are held up", [&](Random& random) { return held_up_report(size, random, kReports - 2); });
+  }
+  run("timeout while a report is held up", [&](Random& random) { return held_up_until_timeout(size, random); });
   run("timeout", [&](Random& random) { return timeout_of_random_ranks(size, random); });
   run("timeout of a root", [&](Random& random) { return timeout_of_root(size, random); });
   run("abort of waits", [&](Random& random) { return abort_of_waits(size, random); });

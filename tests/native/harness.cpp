@@ -124,7 +124,8 @@ bool Notices::expect(Ticket& ticket, std::size_t number) { return ticket.notify(
 void Notices::wait(std::size_t number) const { came_[number].wait(0, std::memory_order_acquire); }
 
 void Notices::run() {
-  while (const std::uint64_t token = completions().next()) {
+  bool had = false;
+  while (const std::uint64_t token = completions().next(std::exchange(had, true), false)) {
     if (token > came_.size() || came_[token - 1].exchange(1, std::memory_order_release) != 0) {
       in_order_.store(false);
       continue;

@@ -185,6 +185,8 @@ void run_async_cases(Tally& tally, int size, std::uint64_t seed);            // 
 void run_message_cases(Tally& tally, int size, std::uint64_t seed);          // random_messages.cpp
 void run_failure_cases(Tally& tally, int size, std::uint64_t seed);          // failures.cpp
 void run_pending_failure_cases(Tally& tally, int size, std::uint64_t seed);  // pending_failures.cpp
+void run_refusal_cases(Tally& tally, int size, std::uint64_t seed);          // refusals.cpp
+void run_handing_over_cases(Tally& tally, std::uint64_t seed);               // handing_over.cpp
 
 // What failure cases say of what they found.
 void expect(Complaints& complaints, bool holds, const char* what);

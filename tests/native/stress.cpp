@@ -47,6 +47,7 @@ int main(int argc, char** argv) {
   std::atomic<bool> ended{false};
   std::thread watchdog([&] { watch(tally, ended); });
   for (std::uint64_t round = 0; round < rounds && tally.num_failed() == 0; ++round) {
+    stress::run_handing_over_cases(tally, stress::mix(seed, round));
     for (const int size : stress::kWorldSizes) {
       const std::uint64_t world_seed = stress::mix(stress::mix(seed, round), static_cast<std::uint64_t>(size));
       for (const auto mixture : {stress::Mixture::all_ops, stress::Mixture::long_reductions}) {
@@ -58,6 +59,7 @@ int main(int argc, char** argv) {
       stress::run_message_cases(tally, size, world_seed);
       stress::run_failure_cases(tally, size, world_seed);
       stress::run_pending_failure_cases(tally, size, world_seed);
+      stress::run_refusal_cases(tally, size, world_seed);
     }
   }
   ended.store(true);

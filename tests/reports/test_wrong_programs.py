@@ -10,12 +10,13 @@ import wrong_messages
 import wrong_models
 import wrong_orders
 import wrong_programs
+import wrong_refusals
 import wrong_sides
 from telling import run_telling
 from wrong_table import PROGRAMS, Wrong
 
 # Importing them has put their programs into the table.
-MODULES = (wrong_programs, wrong_sides, wrong_orders, wrong_messages, wrong_endings, wrong_models)
+MODULES = (wrong_programs, wrong_sides, wrong_orders, wrong_messages, wrong_endings, wrong_refusals, wrong_models)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated:FutureWarning")
 

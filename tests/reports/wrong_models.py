@@ -86,6 +86,42 @@ def another_shape(rank: int, world: World) -> None:
     dist.all_reduce(torch.ones(2, 3) if rank == 1 else torch.ones(3, 2))  # one
 
 
+@wrong(level="full")
+def another_number_of_elements_with_shapes(rank: int, world: World) -> None:
+    """
+    on ranks 0, 1, 2: [MISMATCH:COUNT] all_reduce, seq 1, group 'default_pg', rank {rank}: ranks disagree about the
+    | number of elements
+      the group has ranks 0, 1, 2
+      ranks 0, 2: all_reduce(SUM, 6 elements of float32, shape (3, 2))
+        at {one}
+      rank 1: all_reduce(SUM, 12 elements of float32, shape (3, 4))  <-- 12 elements
+        at {one}
+      last completed call of all ranks: none
+      Next: give tensors of the same number of elements on all ranks, or look for a call that one of them left out; this
+      | group can't be used any more
+    """
+    dist.all_reduce(torch.ones(3, 4) if rank == 1 else torch.ones(3, 2))  # one
+
+
+@wrong(level="full")
+def another_op_with_shapes(rank: int, world: World) -> None:
+    """
+    on ranks 0, 2: [MISMATCH:OP] all_reduce, seq 1, group 'default_pg', rank {rank}: ranks disagree about the op
+    on rank 1: [MISMATCH:OP] reduce, seq 1, group 'default_pg', rank {rank}: ranks disagree about the op
+      the group has ranks 0, 1, 2
+      ranks 0, 2: all_reduce(SUM, 6 elements of float32, shape (3, 2))
+        at {one}
+      rank 1: reduce(SUM, root 1, 6 elements of float32, shape (6,))  <-- reduce
+        at {two}
+      last completed call of all ranks: none
+      Next: make the ranks issue the same calls in the same order; this group can't be used any more
+    """
+    if rank == 1:
+        dist.reduce(torch.ones(6), 1)  # two
+    else:
+        dist.all_reduce(torch.ones(3, 2))  # one
+
+
 # Ranks that are threads share what is global.
 SHARED = torch.zeros(5)
 

@@ -291,7 +291,7 @@ def another_size_to_gather(rank: int, world: World) -> None:
       | group can't be used any more
     """
     size = 3 if rank == 2 else 2
-    dist.gather(torch.ones(size), [torch.empty(size)] * 3 if rank == 0 else None)  # one
+    dist.gather(torch.ones(size), list(torch.empty(3, size)) if rank == 0 else None)  # one
     dist.barrier()
 
 

@@ -1,4 +1,5 @@
-"""`make soak`: random kills, and mixed calls without an end. Not part of `make test`: it takes about 20 minutes.
+"""`make soak`: random kills, mixed calls without an end, tensors that share memory. Not part of `make test`: it takes
+about 25 minutes.
 
 Prints the seed that repeats the run, and for every world that fails the command that runs that world alone; what is
 known of it is written to build/soak/. A survivor that learns of a death too late fails its world, too.
@@ -10,7 +11,9 @@ import argparse
 import random
 import shlex
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -59,10 +62,9 @@ def main() -> int:
             else:
                 same = sys.argv[1:] if options.seed is not None else [*sys.argv[1:], "--seed", str(seed)]
                 print(f"soak: seed {seed}; the same again: {command(same)}", flush=True)
-                if options.only != "mixed":
-                    soak_kills(keeper, options, seed, tally)
-                if options.only != "kills":
-                    soak_mixed(keeper, options, seed, tally)
+                for name, soak in PARTS_OF_A_RUN.items():
+                    if options.only in (None, name):
+                        soak(keeper, options, seed, tally)
     except KeyboardInterrupt:
         tally.lines.append("interrupted")
     print("\n".join(["", *tally.lines]))
@@ -76,7 +78,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=500, help="worlds in which a rank dies (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=1_000_000, help="mixed calls (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="seed of the whole run (default: a new one)")
-    parser.add_argument("--only", choices=["kills", "mixed"], help="one of the two parts")
+    parser.add_argument(
+        "--programs", type=int, default=1_000, help="programs whose tensors share memory (default: %(default)s)"
+    )
+    parser.add_argument("--boxes", type=int, default=5_000, help="damaged black boxes (default: %(default)s)")
+    parser.add_argument("--only", choices=list(PARTS_OF_A_RUN), help="one of the parts")
     parser.add_argument("--world", type=int, help="run this one world of the kills and print all that is known of it")
     parser.add_argument(
         "--within", type=float, default=1.0, help="seconds in which survivors must know (default: %(default)s)"
@@ -196,6 +202,45 @@ def soak_mixed(keeper: Keeper, options: argparse.Namespace, seed: int, tally: Ta
             tally.failures += 1
             arguments = ["--only", "mixed", "--seed", str(seed), "--calls", str(options.calls)]
             report(notes, f"mixed calls on {size} ranks", outcome, arguments, options)
+
+
+def soak_aliasing(keeper: Keeper, options: argparse.Namespace, seed: int, tally: Tally) -> None:
+    for size, part in PARTS.items():
+        notes = Notes()
+        programs = int(options.programs * part)
+        start = time.monotonic()
+
+        def on_note(note: dict[str, Any], size: int = size, programs: int = programs, notes: Notes = notes) -> None:
+            notes.say(f"aliasing, {size} ranks: {note['played']:,} of {programs:,} programs")
+
+        outcome = keeper.run("aliasing_worlds.supervise", on_note, size=size, first=seed * WORLDS_A_SEED, num=programs)
+        verdict = "FAILED" if outcome["problems"] else "ok"
+        tally.lines.append(
+            f"aliasing: {programs:,} programs on {size} ranks in {time.monotonic() - start:.0f} s, {verdict}"
+        )
+        if outcome["problems"]:
+            tally.failures += 1
+            arguments = ["--only", "aliasing", "--seed", str(seed), "--programs", str(options.programs)]
+            report(notes, f"aliasing on {size} ranks", outcome, arguments, options)
+
+
+def soak_boxes(keeper: Keeper, options: argparse.Namespace, seed: int, tally: Tally) -> None:
+    """In a process of its own, which limits its memory."""
+    first, start = seed * WORLDS_A_SEED, time.monotonic()
+    script = ROOT / "tests" / "unit" / "fuzz_boxes.py"
+    with tempfile.TemporaryDirectory() as folder:
+        program = [sys.executable, str(script), str(first), str(options.boxes), folder]
+        done = subprocess.run(program, capture_output=True, text=True, check=False)
+    verdict = "FAILED" if done.returncode else "ok"
+    tally.lines.append(f"boxes: {options.boxes:,} damaged in {time.monotonic() - start:.0f} s, {verdict}")
+    if done.returncode:
+        tally.failures += 1
+        outcome = {"problems": done.stdout.splitlines()[-1:], "detail": done.stdout + done.stderr}
+        arguments = ["--only", "boxes", "--seed", str(seed), "--boxes", str(options.boxes)]
+        report(Notes(), "damaged boxes", outcome, arguments, options)
+
+
+PARTS_OF_A_RUN = {"kills": soak_kills, "mixed": soak_mixed, "aliasing": soak_aliasing, "boxes": soak_boxes}
 
 
 def report(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 _STEP = """
@@ -77,16 +79,9 @@ def test_waits(rank):
     result.stdout.fnmatch_lines(["*rank 0 waits for rank 1 in recv, seq 1, tag 0, group 'default_pg' (*"])
 
 
-def test_bad_marks(pytester: pytest.Pytester) -> None:
-    result = _run(pytester, "def test_bare(rank):\n    pass\n")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*expected the mark ranks on a test that takes 'rank'*"])
-    result = _run(pytester, "@pytest.mark.ranks()\ndef test_none(rank):\n    pass\n")
-    result.stdout.fnmatch_lines(["*expected the mark ranks(number) or ranks(?number, ...?), got ranks()*"])
-
-
 def test_nothing_of_torch_is_loaded_for_tests_without_ranks(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("import sys\n\ndef test_plain():\n    assert 'torch' not in sys.modules\n")
+    test = "@pytest.mark.requires(cpus=1)\ndef test_plain():\n    assert 'torch' not in sys.modules\n"
+    pytester.makepyfile("import pytest, sys\n\n" + test)
     pytester.runpytest_subprocess("-p", "no:hypothesispytest").assert_outcomes(passed=1)
 
 
@@ -266,15 +261,6 @@ def test_fails(rank):
     result.stdout.fnmatch_lines(["rank 1:", "I am 1"])
 
 
-def test_wrong_options(pytester: pytest.Pytester) -> None:
-    result = _run(pytester, "@pytest.mark.ranks(2, sede=3)\ndef test_it(rank):\n    pass\n")
-    result.stdout.fnmatch_lines(["*expected options of the mark ranks among seeds, seed, *, got ?'sede'?*"])
-    result = _run(pytester, "@pytest.mark.requires(2, min_rank=4)\ndef test_it():\n    pass\n")
-    result.stdout.fnmatch_lines(
-        ["*expected the mark requires with some of backend, cpus, *, got requires(2, min_rank=4)*"]
-    )
-
-
 def test_tests_that_capture(pytester: pytest.Pytester) -> None:
     result = _run(
         pytester,
@@ -314,17 +300,12 @@ class TestUnit(unittest.TestCase):
     @pytest.mark.ranks(2)
     def test_method(self):
         pass
-
-@pytest.mark.ranks(2)
-async def test_async(rank):
-    pass
 """,
     )
-    result.assert_outcomes(passed=1, failed=1, errors=1)
+    result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines_random(
         ["*expected the mark ranks on a function or on a method of a plain class, got it on one of unittest's*"]
     )
-    result.stdout.fnmatch_lines_random(["*expected a plain function with the mark ranks, got one that is async*"])
 
 
 def test_output_that_is_not_captured(pytester: pytest.Pytester) -> None:
@@ -353,3 +334,107 @@ def test_the_command_is_to_be_given_where_pytest_was_started(
     monkeypatch.chdir(folder)
     result = pytester.runpytest_subprocess()
     result.stdout.fnmatch_lines(["*again: pytest 'test_inner.py::test_it?2 ranks?' --ranks-replay=*"])
+
+
+def test_async_functions_run_with_a_loop_per_rank(pytester: pytest.Pytester) -> None:
+    result = _run(
+        pytester,
+        """
+import asyncio
+from hypothesis import given, strategies
+
+loops = set()
+
+@pytest.mark.ranks(2, seeds=2)
+async def test_sum(rank, world):
+    loops.add(asyncio.get_running_loop())
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    await asyncio.to_thread(dist.all_reduce, tensor)
+    await asyncio.sleep(0)
+    assert tensor.item() == 4
+
+def test_loops():
+    assert len(loops) == 4
+
+@pytest.mark.ranks(2, processes=True)
+async def test_processes(rank):
+    await asyncio.sleep(0)
+    dist.barrier()
+
+@pytest.mark.ranks(2)
+@given(number=strategies.integers())
+async def test_given(rank, number):
+    await asyncio.sleep(0)
+    dist.barrier()
+
+@pytest.mark.ranks(2)
+async def test_fails(rank):
+    await asyncio.sleep(0)
+    assert rank == 0, "not me"
+""",
+    )
+    result.assert_outcomes(passed=4, failed=1)
+    result.stdout.fnmatch_lines(["*AssertionError: not me*", "*on rank 1*"])
+
+
+@pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
+def test_examples_of_hypothesis(pytester: pytest.Pytester, processes: bool) -> None:
+    """Each is a run of all ranks with the same values, and a failing one is shrunk, and shown once."""
+    result = _run(
+        pytester,
+        f"""
+from hypothesis import given, settings, strategies
+
+@pytest.mark.ranks(2, processes={processes})
+@settings(max_examples=20, database=None)
+@given(values=strategies.lists(strategies.integers(-9, 9), max_size=4))
+def test_sum(rank, world, values):
+    tensor = torch.tensor(values, dtype=torch.int64)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [2 * value for value in values]
+
+class TestSmall:
+    @pytest.mark.ranks(2, processes={processes})
+    @settings(database=None)
+    @given(number=strategies.integers(0, 1000))
+    def test_small(self, rank, number):
+        tensor = torch.tensor([number])
+        dist.all_reduce(tensor)
+        assert tensor.item() < 84
+""",
+    )
+    result.assert_outcomes(passed=1, failed=1)
+    shown = [line.strip(" E") for line in result.outlines if line.startswith("E ")]
+    assert [line for line in shown if line.startswith("number=")] == ["number=42,"]
+    # Of processes, which run freely, either is the first.
+    result.stdout.fnmatch_lines(["*on rank ?, and the same on rank ?"])
+    if not processes:
+        result.stdout.fnmatch_lines(["*on rank 0, and the same on rank 1", "*again: pytest *"])
+
+
+def test_failing_examples_of_one_test_are_not_those_of_another(pytester: pytest.Pytester) -> None:
+    """Hypothesis keeps them in a database, and takes those of a test for shrunk."""
+    source = """
+from hypothesis import given, settings, strategies
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+@pytest.mark.ranks(2)
+@settings(database=DirectoryBasedExampleDatabase("examples"))
+@given(first=strategies.integers(1, 50))
+def test_first(rank, first):
+    assert first < 30
+
+@pytest.mark.ranks([2, 3])
+@settings(database=DirectoryBasedExampleDatabase("examples"))
+@given(second=strategies.integers(1, 50))
+def test_second(rank, world, second):
+    assert second < 15 // (world.size - 1)
+"""
+    for _ in range(2):
+        result = _run(pytester, source)
+        result.assert_outcomes(failed=3)
+        shown = [line.strip(" E") for line in result.outlines if line.startswith("E ")]
+        values = [line for line in shown if line.startswith(("first=", "second="))]
+        assert values == ["first=30,", "second=15,", "second=7,"]
+        assert re.search(r"phalanx/(\w+/)?\w+\.py", result.stdout.str()) is None

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ import torch.distributed as dist
 
 import phalanx
 import phalanx.testing as pt
+from phalanx.testing import folders
+from users import can_be_another, give_away
 
 
 def _sum(rank: int, world: pt.World) -> tuple[float, int]:
@@ -62,7 +65,37 @@ def test_the_first_failure_is_raised() -> None:
         pt.run(_fail, 3, processes=True)
     assert "on rank 1" in caught.value.__notes__
     assert "because of it:\n  ranks 0, 2: PeerLost in barrier, seq 1" in caught.value.__notes__
-    assert any("in _fail" in note for note in caught.value.__notes__)
+    entry = traceback.extract_tb(caught.value.__traceback__)[-1]
+    assert (entry.filename, entry.name, entry.line) == (__file__, "_fail", 'raise LookupError("no shard")')
+
+
+class _ChangedArgumentsError(Exception):
+    """Can't be made anew of what it keeps."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def _fail_in_a_chain(rank: int, world: pt.World) -> None:
+    try:
+        try:
+            raise _ChangedArgumentsError("bread", "butter")
+        except _ChangedArgumentsError as error:
+            raise KeyError("lunch") from error
+    except KeyError:
+        raise LookupError("no shard", threading.Lock()) from None
+
+
+def test_what_a_failure_came_from_is_kept() -> None:
+    with pytest.raises(RuntimeError, match=r"LookupError: .'no shard', <unlocked") as caught:
+        pt.run(_fail_in_a_chain, 1, processes=True)
+    assert caught.value.__suppress_context__
+    middle = caught.value.__context__
+    assert isinstance(middle, KeyError)
+    first = middle.__cause__
+    assert isinstance(first, _ChangedArgumentsError)
+    assert str(first) == "bread and butter"
+    assert [entry.name for entry in traceback.extract_tb(first.__traceback__)] == ["_fail_in_a_chain"]
 
 
 def _die(rank: int, world: pt.World) -> str:
@@ -330,6 +363,28 @@ def test_a_rank_that_dies_and_leaves_a_child(tmp_path: Path, monkeypatch: pytest
     while _is_alive(child):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_folders_that_other_users_left_over_are_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where folders can't be given away, this process is another user than the owner of its own, for a moment."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    old = tmp_path / "phalanx-run-left"
+    old.mkdir()
+    os.utime(old, (0, 0))
+    if can_be_another():
+        give_away(old)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    folders._remove_left_over.cache_clear()
+    folders._remove_left_over()
+    assert old.exists()
+    if can_be_another():
+        os.chown(old, os.getuid(), os.getgid())
+    monkeypatch.undo()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folders._remove_left_over.cache_clear()
+    folders._remove_left_over()
+    assert not old.exists()
 
 
 def _start_a_program(rank: int, world: pt.World) -> tuple[int, int]:

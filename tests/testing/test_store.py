@@ -220,3 +220,19 @@ def test_groups_made_from_it() -> None:
         return tensor.item()
 
     assert pt.run(make, 3, init=False, seed=1) == [3.0] * 3
+
+
+def test_garbage_under_the_key_of_a_group() -> None:
+    def make(rank: int, world: pt.World) -> str:
+        world.store.set(f"odd/0-1/comings/{rank}", "garbage")
+        with pytest.raises(phalanx.GroupError) as caught:
+            phalanx.ProcessGroup(world.store, rank, world.size, name="odd")
+        return str(caught.value).splitlines()[0]
+
+    texts = pt.run(make, 2, init=False)
+    for rank, text in enumerate(texts):
+        key = f"the key 'odd/0-1/comings/{rank}' of rank {rank}"
+        assert text == (
+            f"[GROUP:STORE_KEY] group 'odd', rank {rank}: did not understand {key} in the store: "
+            "expected a number, got b'garbage'"
+        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,36 +36,60 @@ def _mixed_precision() -> None:
     _step(DistributedDataParallel(nn.Linear(2, 2), mixed_precision=precision))
 
 
-def _gather_into() -> None:
-    group = dist.group.WORLD
-    assert group is not None
-    gathered = torch.empty(4)
-    torch.ops._c10d_functional.all_gather_into_tensor_out(torch.ones(2), 2, group.group_name, out=gathered)
+@dataclass(frozen=True)
+class Limit:
+    """What torch does not allow: the errors, or WORKS, by the first version of torch that has them.
+
+    A build of torch for CUDA may stumble over the missing GPU or driver first, in any version.
+    """
+
+    attempt: Callable[[], Any]
+    outcomes: dict[tuple[int, int], str]
+    on_cuda_build: str | None = None
+
+    def expected(self) -> str:
+        if self.on_cuda_build is not None and torch.version.cuda is not None:
+            return self.on_cuda_build
+        here = tuple(int(number) for number in torch.__version__.split(".")[:2])
+        return self.outcomes[max(version for version in self.outcomes if version <= here)]
+
+    def texts(self) -> Iterator[str]:
+        yield from self.outcomes.values()
+        if self.on_cuda_build is not None:
+            yield self.on_cuda_build
 
 
-LIMITS: dict[str, tuple[Callable[[], Any], str]] = {
-    "monitored_barrier": (
+WORKS = "works"
+LIMITS = {
+    "monitored_barrier": Limit(
         lambda: dist.monitored_barrier(),
-        "ValueError: monitored_barrier is only implemented for GLOO backend.",
+        {(2, 13): "ValueError: monitored_barrier is only implemented for GLOO backend.", (2, 14): WORKS},
     ),
-    "split_group": (
+    "split_group": Limit(
         lambda: dist.split_group(split_ranks=[[0, 1]]),
-        "RuntimeError: No device associated with the default pg, not safe to split any process groups",
+        {
+            (2, 13): "RuntimeError: No device associated with the default pg, not safe to split any process groups",
+            (2, 15): "RuntimeError: No backend for the parent process group or its backend does not support splitting",
+        },
     ),
-    "SyncBatchNorm": (
+    "SyncBatchNorm": Limit(
         lambda: nn.SyncBatchNorm(2)(torch.ones(3, 2)),
-        "ValueError: SyncBatchNorm expected input tensor to be on GPU",
+        {(2, 13): "ValueError: SyncBatchNorm expected input tensor to be on GPU"},
     ),
-    "optimizer in backward": (
+    "optimizer in backward": Limit(
         _optimizer_in_backward,
-        "RuntimeError: Cannot access accelerator device when none is available.",
+        {(2, 13): "RuntimeError: Cannot access accelerator device when none is available."},
+        on_cuda_build="AcceleratorError: CUDA error",
     ),
-    "mixed precision": (_mixed_precision, "RuntimeError: cpu backend doesn't support events."),
-    "FSDP1": (
+    "mixed precision": Limit(
+        _mixed_precision,
+        {(2, 13): "RuntimeError: cpu backend doesn't support events."},
+        on_cuda_build="AcceleratorError: CUDA error",
+    ),
+    "FSDP1": Limit(
         lambda: _step(FullyShardedDataParallel(nn.Linear(2, 2))),
-        "RuntimeError: FSDP needs a non-CPU accelerator device, but no accelerator device is detected.",
+        {(2, 13): "RuntimeError: FSDP needs a non-CPU accelerator device, but no accelerator device is detected."},
     ),
-    "all_gather_into_tensor_out": (_gather_into, "RuntimeError: No backend type associated with device type cpu"),
 }
 
 
@@ -76,17 +101,23 @@ class _Try:
 
     def __call__(self, rank: int, world: pt.World) -> str:
         try:
-            LIMITS[self.name][0]()
+            LIMITS[self.name].attempt()
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        return "nothing was raised"
+        return WORKS
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_limit_is_what_the_docs_say(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Most of them are about the want of a GPU: the ranks are to see none.
+def test_limit_is_what_torch_raises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Most of them are about a missing GPU: hide those of the machine from the ranks.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    expected = LIMITS[name][1]
-    assert f"`{expected}" in DOCS.read_text()
+    expected = LIMITS[name].expected()
     for told in pt.run(_Try(name), 2, processes=True):
         assert told.startswith(expected)
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_docs_list_the_limit_for_every_version(name: str) -> None:
+    (row,) = (line for line in DOCS.read_text().splitlines() if line.startswith("|") and name in line.split("|")[1])
+    for text in LIMITS[name].texts():
+        assert (f"`{text}" if text != WORKS else "torch 2.13") in row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ SECOND = 1_000_000_000
 # A process that there is not: no number is that high.
 NOBODY = (2**30, 1)
 
+FAILURES = [None, "mismatch", "timeout", "aborted", "left", "lost", "message"]
 STATES = {"scheduled": 1, "started": 2, "completed": 3, "failed": 4}
 DTYPES = {str(dtype).removeprefix("torch."): code for dtype, code in DTYPE_CODES.items()}
 BYTES = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in DTYPE_CODES}
@@ -50,6 +52,9 @@ class Call:
     timeout_ms: int = 30_000
     bytes_in: int | None = None
     bytes_out: int | None = None
+    identity: str = ""  # of the group
+    failure: str | None = None
+    blamed: int = -1  # a rank of the group
     filename: str = field(default_factory=lambda: str(Path.cwd() / "train.py"))
 
 
@@ -71,8 +76,18 @@ def make_box(
     ending: int = 0,
     capacity: int = 16,
     program: str = "train.py",
+    version: int = 2,
+    ended_at: float = 0.0,
+    how: int = 0,
+    status: int = _native.UNKNOWN_STATUS,
+    exception: str = "",
+    num_hidden: int = 0,
+    deaths: Sequence[tuple[float, int, int, int]] = (),
 ) -> bytearray:
-    """The bytes of a box that these calls were made in, one after another."""
+    """The bytes of a box that these calls were made in, one after another.
+
+    `deaths` are those of other processes: when, pid, start, status.
+    """
     arena = bytearray(b"\0")
     offsets: dict[str, int] = {}
 
@@ -87,7 +102,8 @@ def make_box(
     for number, call in enumerate(calls, 1):
         own = rank if call.rank is None else call.rank
         ranks = tuple(range(world_size)) if call.ranks is None else call.ranks
-        group = remember(call.group, call.desc, own, ",".join(map(str, ranks)))
+        identity = (call.identity,) if call.identity else ()
+        group = remember(call.group, call.desc, own, ",".join(map(str, ranks)), *identity)
         place = remember(call.filename, call.line, call.function) if call.line else 0
         created = int(call.at * SECOND)
         started = created if call.state != "scheduled" and call.began else 0
@@ -114,16 +130,20 @@ def make_box(
             call.flags,
             len(call.sizes),
         )
-        struct.pack_into("<I", records, offset + 92, call.timeout_ms)
+        struct.pack_into("<BHI", records, offset + 89, FAILURES.index(call.failure), call.blamed + 1, call.timeout_ms)
         kept = call.sizes[:8]
         struct.pack_into(f"<{len(kept)}I", records, offset + 96, *kept)
     header = bytearray(4096)
-    struct.pack_into("<8sIIII", header, 0, b"PHXBOX01", 1, capacity, ARENA_BYTES, RECORD_BYTES)
+    struct.pack_into("<8sIIII", header, 0, b"PHXBOX01", version, capacity, ARENA_BYTES, RECORD_BYTES)
     struct.pack_into("<qQqii", header, 24, pid, start, EPOCH, rank, world_size)
     struct.pack_into("<QII", header, 56, len(calls), len(arena), ending)
     struct.pack_into("<256s", header, 72, program.encode())
+    struct.pack_into("<qIiqI", header, 328, int(ended_at * SECOND), how, status + 1, num_hidden, len(deaths))
+    for number, (at, dead, began, why) in enumerate(deaths):
+        struct.pack_into("<qqQi", header, 360 + 32 * number, int(at * SECOND), dead, began, why)
+    struct.pack_into("<1024s", header, 872, exception.encode())
     return header + arena.ljust(ARENA_BYTES, b"\0") + records
 
 
-def box_of(*calls: Call, **header: int) -> Box:
+def box_of(*calls: Call, **header: object) -> Box:
     return read_box(make_box(*calls, **header))  # type: ignore[arg-type]

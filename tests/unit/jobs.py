@@ -14,8 +14,8 @@ SIX = [Call(seq=seq, at=1.299 + seq / 10) for seq in range(1, 7)]
 ALL_IS_WELL = "Nothing is wrong, as far as the boxes tell."
 
 
-def process(rank: int, *calls: Call, size: int = 2, ending: str = RUNNING, start: int = 1) -> Process:
-    return Process(box_of(*calls, rank=rank, world_size=size, pid=100 + rank, start=start), ending)
+def process(rank: int, *calls: Call, size: int = 2, ending: str = RUNNING, start: int = 1, **header: object) -> Process:
+    return Process(box_of(*calls, rank=rank, world_size=size, pid=100 + rank, start=start, **header), ending)
 
 
 def report(*processes: Process) -> list[str]:

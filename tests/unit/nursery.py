@@ -70,11 +70,9 @@ class _Actor:
     def make_job_folder(self) -> Path | None:
         return make_job_folder()
 
-    def join(self, folder: Path) -> Path | None:
+    def join(self, folder: Path) -> Path:
         """The process' box is made, too."""
         self.membership = Membership.join(folder)
-        if self.membership is None:
-            return None
         pid, start = _native.own_identity()
         self.membership.box.write_bytes(make_box(Call(), pid=pid, start=start))
         return self.membership.box

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from phalanx import _autoload
+
 
 def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -87,6 +91,50 @@ def test_a_register_that_fails_is_logged_and_does_not_break_import_torch(tmp_pat
     assert done.stdout.strip() == "1.0"
     assert 'the backend "phalanx" could not be registered' in done.stderr
     assert "RuntimeError: no torch.distributed" in done.stderr
+
+
+# Has `import torch` find another version, as its own file would state it.
+OTHER_TORCH = """
+import importlib.machinery, os, sys
+class Find:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.version":
+            spec = importlib.machinery.PathFinder.find_spec(name, path)
+            run = spec.loader.exec_module
+            def run_and_set(module):
+                run(module)
+                module.__version__ = os.environ["OTHER_TORCH"]
+            spec.loader.exec_module = run_and_set
+            return spec
+sys.meta_path.insert(0, Find())
+"""
+
+
+def test_unsupported_torch_is_one_line_and_torch_works(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OTHER_TORCH)
+    done = _run(USE, PYTHONPATH=str(tmp_path), OTHER_TORCH="2.16.0a0+git1234")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[1.0, 1.0, 1.0] phalanx"
+    line = "phalanx supports torch 2.13 to 2.15, not torch 2.16.0a0+git1234: its groups may fail"
+    assert done.stderr.splitlines() == [line]
+
+
+@pytest.mark.parametrize(
+    ("version", "is_supported"),
+    [
+        ("1.13.1", False),
+        ("2.12.1+cpu", False),
+        ("2.13.0", True),
+        ("2.14.1+cu130", True),
+        ("2.15.3.dev20270101", True),
+        ("2.16.0a0", False),
+        ("3.14.0", False),
+        ("our own", True),
+    ],
+)
+def test_line_about_the_version(version: str, is_supported: bool, caplog: pytest.LogCaptureFixture) -> None:
+    _autoload._check_version(version)
+    assert len(caplog.messages) == (0 if is_supported else 1)
 
 
 def test_an_unknown_attribute_is_an_attribute_error() -> None:

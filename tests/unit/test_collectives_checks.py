@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -108,6 +109,48 @@ def test_wrong_tensors(op: str, wrong: str) -> None:
 def test_outputs_that_overlap_themselves(op: str) -> None:
     build, _ = TAKES_A_TENSOR[op]
     assert refused(lambda: build(torch.zeros(1).expand(2))).code == "INVALID:OVERLAP"
+
+
+# Each is given two tensors to write to.
+WRITING_LISTS: dict[str, tuple[Callable[[Tensor, Tensor], Call], str]] = {
+    "all_reduce": (lambda x, y: all_reduce.build_coalesced(INFO, [t(1), x, y], SUM), "tensors[1] and tensors[2]"),
+    "broadcast": (lambda x, y: broadcast.build_coalesced(INFO, [x, t(2), y], 0), "tensors[0] and tensors[2]"),
+    "all_gather": (lambda x, y: all_gather.build(INFO, [x, y], t(2)), "outputs[0] and outputs[1]"),
+    "all_gather_coalesced": (
+        lambda x, y: all_gather.build_coalesced(INFO, [[t(3), x], [t(3), y]], [t(3), t(2)]),
+        "outputs[0][1] and outputs[1][1]",
+    ),
+    "all_gather_single_coalesced": (
+        lambda x, y: all_gather.build_single_coalesced(INFO, [x, y], [t(1), t(1)]),
+        "outputs[0] and outputs[1]",
+    ),
+    "gather": (lambda x, y: gather.build(INFO, [x, y], t(2), 1), "outputs[0] and outputs[1]"),
+    "reduce_scatter_coalesced": (
+        lambda x, y: reduce_scatter.build_single_coalesced(INFO, [x, y], [t(4), t(4)], SUM),
+        "outputs[0] and outputs[1]",
+    ),
+    "all_to_all": (lambda x, y: all_to_all.build(INFO, [x, y], [t(2), t(2)]), "outputs[0] and outputs[1]"),
+}
+
+
+@pytest.mark.parametrize("op", WRITING_LISTS)
+def test_outputs_that_share_memory(op: str) -> None:
+    build, names = WRITING_LISTS[op]
+    memory = t(4)
+    for one, other in ((memory[:2], memory[1:3]), (memory[:2], memory[:2]), (memory[::2], memory[2:])):
+        error = refused(partial(build, one, other))
+        assert error.code == "INVALID:OVERLAP"
+        assert names in str(error)
+    # These interleave, or touch each other.
+    for one, other in ((memory[::2], memory[1::2]), (memory[:2], memory[2:])):
+        assert build(one, other).outputs is not None
+
+
+def test_inputs_may_share_memory() -> None:
+    memory = t(4)
+    assert all_to_all.build(INFO, [t(2), t(2)], [memory[:2], memory[1:3]]).inputs is not None
+    assert scatter.build(INFO, t(2), [memory[:2], memory[:2]], 1).inputs is not None
+    assert broadcast.build_coalesced(INFO, [memory[:2], memory[:2]], 1).inputs is not None
 
 
 def test_inputs_may_overlap_themselves() -> None:
@@ -245,7 +288,7 @@ def test_lists_that_do_not_fit(op: str) -> None:
 
 REDUCTIONS: dict[str, Callable[[Tensor, Any, float], Call]] = {
     "all_reduce": lambda x, op, f: all_reduce.build(INFO, x, op, f),
-    "all_reduce_coalesced": lambda x, op, f: all_reduce.build_coalesced(INFO, [x, x], op, f),
+    "all_reduce_coalesced": lambda x, op, f: all_reduce.build_coalesced(INFO, [x, x.clone()], op, f),
     "reduce": lambda x, op, f: reduce.build(INFO, x, 0, op, f),
     "reduce_scatter": lambda x, op, f: reduce_scatter.build(INFO, x, [x, x], op, f),
     "reduce_scatter_single": lambda x, op, f: reduce_scatter.build_single(INFO, x[:2], x, op, f),

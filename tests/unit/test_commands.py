@@ -108,3 +108,17 @@ def test_it_is_a_module_too(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == f"{tmp_path.name}: 1 rank, ended well"
+
+
+@pytest.mark.parametrize("verb", [["report"], ["dump", "--out", "{}/out"]])
+def test_a_reader_that_has_seen_enough(tmp_path: Path, verb: list[str]) -> None:
+    """As `head -1` has: nothing is said about it."""
+    (tmp_path / "1.box").write_bytes(make_box(*SIX, ending=1, world_size=1))
+    command = [sys.executable, "-m", "phalanx", *(word.format(tmp_path) for word in verb), str(tmp_path)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -337,3 +337,53 @@ def test_both_kinds_may_lie_in_one_folder(tmp_path: Path) -> None:
         assert main(["dump", str(boxes), "--out", str(out), *options]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["rank-0.json", "rank_0"]
     fr_trace.main([str(out), "--prefix", flight.PREFIX])
+
+
+def test_groups_of_one_name_that_live_at_the_same_time() -> None:
+    calls = [
+        collective("all_reduce", 1, group="dp", identity="1"),
+        collective("barrier", 1, group="dp", identity="2"),
+        collective("all_reduce", 2, group="dp", identity="1"),
+    ]
+    trace = flight.trace_of(box_of(*calls))
+    names = [(entry["process_group"][0], entry["collective_seq_id"]) for entry in trace["entries"]]
+    assert names == [("dp", 1), ("dp (2)", 1), ("dp", 2)]
+    assert list(trace["pg_config"]) == ["dp", "dp (2)"]
+
+
+def test_of_groups_of_one_name_that_come_one_after_another_the_last_is_kept() -> None:
+    calls = [collective("all_reduce", 5, group="dp", identity="1"), collective("barrier", 6, group="dp", identity="2")]
+    entries = flight.trace_of(box_of(*calls))["entries"]
+    assert [(entry["process_group"][0], entry["collective_seq_id"]) for entry in entries] == [("dp", 6)]
+
+
+def test_a_dump_looks_at_each_entry_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many groups there are, and although the box has lost records."""
+    looks = 0
+
+    class Counted(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().__getitem__(key)
+
+    real = flight._entry
+    monkeypatch.setattr(flight, "_entry", lambda *args: Counted(real(*args)))
+    num = 400
+    calls = [Call(group=f"g{number}", at=1.0 + number) for number in range(num + 1)]
+    (tmp_path / "0.box").write_bytes(make_box(*calls, world_size=1, capacity=num))
+    assert main(["dump", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert looks < 10 * num
+    assert len(pickle.loads((tmp_path / "out" / "rank_0").read_bytes())["entries"]) == num
+
+
+def test_roots_make_no_groups() -> None:
+    """A list of a group's ranks is kept once, not once for each root."""
+    calls = [collective("broadcast", seq, peer=seq % 2) for seq in range(1, 7)]
+    made: list[Any] = []
+    real = flight._group_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flight, "_group_of", lambda *args: made.append(args) or real(*args))
+        trace = flight.trace_of(box_of(*calls))
+    assert len(made) == 1
+    assert [entry["collective_seq_id"] for entry in trace["entries"]] == [1, 2, 3, 4, 5, 6]

@@ -11,7 +11,7 @@ ROOT = Path(phalanx.__file__).parent
 
 # From the bottom up: a module may import from its own layer and from those before it.
 LAYERS = [
-    {"errors", "types"},
+    {"durations", "errors", "log", "memory", "printable", "types"},
     {"_core_ext", "_native"},
     {"transports"},
     {"collectives"},
@@ -78,3 +78,10 @@ def test_private_names_of_torch_stay_in_torch_compat() -> None:
 def test_the_core_knows_nothing_of_torch() -> None:
     for path in (ROOT / "_core").iterdir():
         assert "torch/" not in path.read_text(), f"{path.name} includes a torch header"
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """Rank processes import them by their name alone."""
+    tests = Path(__file__).resolve().parents[1]
+    names = [path.stem for path in tests.rglob("*.py") if path.name not in ("conftest.py", "__init__.py")]
+    assert sorted(set(names)) == sorted(names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from boxes import Call, collective, message
 from jobs import ALL_IS_WELL, NOW, SIX, process, report, seventh
 
+from phalanx.debug.evidence import Written
 from phalanx.debug.records import DIED, ENDED_WELL, FAILED
 from phalanx.reporters.text import report_lines
 from phalanx.reporters.wording import ranks_text
@@ -13,13 +14,13 @@ from phalanx.reporters.wording import ranks_text
 def test_a_rank_that_died_while_others_wait() -> None:
     waiting = [process(rank, *SIX, seventh(at=2.0 + rank / 1000), size=4) for rank in (0, 1, 3)]
     assert report(*waiting, process(2, *SIX, size=4, ending=DIED)) == [
-        "job: 4 ranks, 1 died without saying so, 3 running",
-        "  rank 2 (pid 102): died without saying so",
+        "job: 4 ranks, 1 died without recording an exit, 3 running",
+        "  rank 2 (pid 102): died without recording an exit",
         "  ranks 0, 1, 3 (pids 100, 101, 103): running",
         "group 'default_pg', ranks 0, 1, 2, 3",
         "  ranks 0, 1, 3: in all_reduce, seq 7 (SUM, 4 elements of float32), for 12.3 s, at train.py:20, in step",
         "  rank 2: behind; last completed: all_reduce, seq 6, at train.py:20, in step, 12.4 s ago",
-        "Earliest cause: rank 2 (pid 102) died without saying so; it had not begun all_reduce, seq 7, of group "
+        "Earliest cause: rank 2 (pid 102) died without recording an exit; it had not begun all_reduce, seq 7, of group "
         "'default_pg', for which ranks 0, 1, 3 wait",
     ]
 
@@ -27,15 +28,62 @@ def test_a_rank_that_died_while_others_wait() -> None:
 def test_a_rank_that_died_and_the_job_is_over() -> None:
     failed = [process(rank, *SIX, seventh(state="failed", took=0.8), size=3, ending=FAILED) for rank in (0, 1)]
     assert report(*failed, process(2, *SIX, size=3, ending=DIED)) == [
-        "job: 3 ranks, 1 died without saying so, 2 failed",
-        "  rank 2 (pid 102): died without saying so",
+        "job: 3 ranks, 1 died without recording an exit, 2 failed",
+        "  rank 2 (pid 102): died without recording an exit",
         "  ranks 0, 1 (pids 100, 101): failed",
         "group 'default_pg', ranks 0, 1, 2",
         "  ranks 0, 1: failed in all_reduce, seq 7 (SUM, 4 elements of float32), after 800 ms, at train.py:20, in step",
         "  rank 2: behind; last completed: all_reduce, seq 6, at train.py:20, in step, 900 ms before the end",
-        "Earliest cause: rank 2 (pid 102) died without saying so; it had not begun all_reduce, seq 7, of group "
+        "Earliest cause: rank 2 (pid 102) died without recording an exit; it had not begun all_reduce, seq 7, of group "
         "'default_pg', for which ranks 0, 1 waited",
     ]
+
+
+def test_times_before_the_end_of_a_job_in_which_the_last_event_is_a_death() -> None:
+    """The calls were over 8 seconds before rank 1 crashed; rank 0 exited 2 seconds later."""
+    crash = (10.0, 101, 1, 11)
+    assert report(
+        process(0, Call(op="barrier", at=1.999, reduce_op=None), ending=ENDED_WELL, ended_at=12.0, deaths=[crash]),
+        process(1, Call(op="barrier", at=1.999, reduce_op=None), ending=DIED),
+    ) == [
+        "job: 2 ranks, 1 killed by SIGSEGV, 1 ended well",
+        "  rank 1 (pid 101): killed by SIGSEGV",
+        "  rank 0 (pid 100): ended well",
+        "group 'default_pg', ranks 0, 1",
+        "  ranks 0, 1: done with barrier, seq 1, at train.py:20, in step, 10.0 s before the end",
+        "Earliest cause: rank 1 (pid 101) was killed by SIGSEGV; its last completed call is barrier, seq 1, of group "
+        "'default_pg', at train.py:20, in step, 10.0 s before the end",
+    ]
+
+
+def test_how_long_a_rank_was_in_a_call_when_it_died() -> None:
+    """By the time of its death, if somebody saw that; else it lived at least as long as the others."""
+    lines = report(
+        process(0, *SIX, size=3, ending=FAILED, ended_at=12.0, deaths=[(5.0, 101, 1, 9)]),
+        process(1, *SIX, seventh(), size=3, ending=DIED),
+        process(2, *SIX, seventh(line=21), size=3, ending=DIED),
+    )
+    assert [line for line in lines if line.startswith(("  rank 1: in", "  rank 2: in"))] == [
+        "  rank 1: in all_reduce, seq 7 (SUM, 4 elements of float32), for 3.0 s, at train.py:20, in step",
+        "  rank 2: in all_reduce, seq 7 (SUM, 4 elements of float32), for at least 10.0 s, at train.py:21, in step",
+    ]
+
+
+def test_one_end_has_one_name() -> None:
+    """In the headline and in the last line; a launcher's SIGTERM is no early exit."""
+    deaths = [(5.0, 101, 1, 7 << 8), (6.0, 102, 1, 15)]
+    lines = report(
+        process(0, *SIX, size=3, ending=ENDED_WELL, ended_at=12.0, deaths=deaths),
+        process(1, *SIX, size=3, ending=DIED),
+        process(2, *SIX, size=3, ending=DIED),
+    )
+    assert lines[:4] == [
+        "job: 3 ranks, 1 left early with exit code 7, 1 killed by SIGTERM, 1 ended well",
+        "  rank 1 (pid 101): left early with exit code 7",
+        "  rank 2 (pid 102): killed by SIGTERM",
+        "  rank 0 (pid 100): ended well",
+    ]
+    assert lines[-1].startswith("Earliest cause: rank 1 (pid 101) left early with exit code 7; ")
 
 
 def test_ranks_that_disagree() -> None:
@@ -64,16 +112,16 @@ def test_a_program_of_messages_only() -> None:
         process(1, message("recv", 0), size=3, ending=DIED),
         process(2, size=3, ending=ENDED_WELL),
     ) == [
-        "job: 3 ranks, 1 died without saying so, 1 running, 1 ended well",
-        "  rank 1 (pid 101): died without saying so",
+        "job: 3 ranks, 1 died without recording an exit, 1 running, 1 ended well",
+        "  rank 1 (pid 101): died without recording an exit",
         "  rank 0 (pid 100): running",
         "  rank 2 (pid 102): ended well",
         "group 'default_pg', ranks 0, 1, 2",
         "  rank 0: in recv from rank 1, seq 1 (tag 5, 4 elements of float32), for 13.3 s, at train.py:20, in step",
         "  rank 1: done with recv from rank 0, seq 1, at train.py:20, in step, 13.3 s ago",
         "  rank 2: no call of this group yet",
-        "Earliest cause: rank 1 (pid 101) died without saying so; rank 0 waits for it in recv from rank 1, seq 1, of "
-        "group 'default_pg'",
+        "Earliest cause: rank 1 (pid 101) died without recording an exit; rank 0 waits for it in recv from rank 1, "
+        "seq 1, of group 'default_pg'",
     ]
 
 
@@ -124,8 +172,8 @@ def test_hundreds_of_ranks_in_a_few_lines() -> None:
     waiting = [process(rank, *SIX, seventh(), size=256) for rank in range(256) if rank not in (17, 18, 200)]
     lines = report(*waiting, process(17, *SIX, size=256, ending=FAILED), process(18, *SIX, size=256, ending=DIED))
     assert lines == [
-        "job: 255 of 256 ranks, 1 died without saying so, 1 failed, 253 running",
-        "  rank 18 (pid 118): died without saying so",
+        "job: 255 of 256 ranks, 1 died without recording an exit, 1 failed, 253 running",
+        "  rank 18 (pid 118): died without recording an exit",
         "  rank 17 (pid 117): failed",
         "  ranks 0-16, 19-199, 201-255: running",
         "group 'default_pg', ranks 0-255",
@@ -133,8 +181,8 @@ def test_hundreds_of_ranks_in_a_few_lines() -> None:
         "train.py:20, in step",
         "  ranks 17, 18: behind; last completed: all_reduce, seq 6, at train.py:20, in step, 12.4 s ago",
         "  rank 200: no black box here",
-        "Earliest cause: rank 17 (pid 117) failed and rank 18 (pid 118) died without saying so; they had not begun "
-        "all_reduce, seq 7, of group 'default_pg', for which ranks 0-16, 19-199, 201-255 wait",
+        "Earliest cause: rank 17 (pid 117) failed and rank 18 (pid 118) died without recording an exit; they had not "
+        "begun all_reduce, seq 7, of group 'default_pg', for which ranks 0-16, 19-199, 201-255 wait",
     ]
 
 
@@ -188,8 +236,8 @@ def test_boxes_without_a_call() -> None:
 
 
 def test_what_processes_wrote_and_what_is_no_box() -> None:
-    texts = [("report-1.txt", "\n".join(f"line {number}" for number in range(50))), ("report-0.txt", "later")]
-    lines = report_lines("job", [process(0, size=1)], NOW, texts, ["x.box: expected a black box, got something else"])
+    written = Written("report-1.txt", "\n".join(f"line {number}" for number in range(50)), 1)
+    lines = report_lines("job", [process(0, size=1)], NOW, written, ["x.box: expected a black box, got something else"])
     assert lines[:4] == [
         "job: 1 rank, running",
         "  left out: x.box: expected a black box, got something else",

@@ -13,6 +13,7 @@
 
 #include "bind_debug.hpp"
 #include "bind_records.hpp"
+#include "gil.hpp"
 #include "memory.hpp"
 
 namespace nb = nanobind;
@@ -70,44 +71,20 @@ void check_call(const Group& group, int op, int reduce_op, int root, int dtype) 
   if (rooted && (root < 0 || root >= group.size())) throw std::invalid_argument("root is not a rank of the group");
 }
 
-// Without the GIL for its lifetime. Only the main thread may be given back the GIL before the work is done: others have
-// no signals to look at, and a thread that asks for the GIL while the interpreter ends is ended by it, half-way.
-class WithoutGil {
- public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() {
-    while (finalizing() && !on_main_thread()) ::pause();
-    PyEval_RestoreThread(state_);
+// Only the main thread has signals to look at. Asked of the system once, and once more after a fork: then the thread
+// that forked is the main one.
+bool on_main_thread() {
+  thread_local std::uint32_t asked_in = 0;
+  thread_local bool is_main = false;
+  if (asked_in != fork_generation() + 1) {
+    is_main = ::syscall(SYS_gettid) == ::getpid();
+    asked_in = fork_generation() + 1;
   }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
-  // Asked of the system once, and once more after a fork: then the thread that forked is the main one.
-  static bool on_main_thread() {
-    thread_local std::uint32_t asked_in = 0;
-    thread_local bool is_main = false;
-    if (asked_in != fork_generation() + 1) {
-      is_main = ::syscall(SYS_gettid) == ::getpid();
-      asked_in = fork_generation() + 1;
-    }
-    return is_main;
-  }
-
- private:
-  static bool finalizing() {
-#if PY_VERSION_HEX >= 0x030d0000
-    return Py_IsFinalizing() != 0;
-#else
-    return _Py_IsFinalizing() != 0;
-#endif
-  }
-  PyThreadState* state_;
-};
+  return is_main;
+}
 
 // When to come back for signals.
-Clock::time_point next_look() {
-  return WithoutGil::on_main_thread() ? Clock::now() + kBetweenSignals : Clock::time_point::max();
-}
+Clock::time_point next_look() { return on_main_thread() ? Clock::now() + kBetweenSignals : Clock::time_point::max(); }
 
 Clock::time_point after(double seconds, Clock::time_point now = Clock::now()) {
   return now + std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -140,12 +117,14 @@ Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, boo
   request.count = arguments.count;
   request.layout = arguments.layout;
   request.factor = arguments.factor;
+  request.is_waited_for = !is_async;
   try {
     fill_blocks(request);
   } catch (const NoMemory&) {
     return Result::no_memory;
   }
   const Result refused = refusal(group);
+  if (refused == Result::finished) group.refusals().call_made();
   if (refused == Result::was_broken) group.calls().give_up_if_idle();
   ticket.made = Clock::now();
   ticket.deadline = after(arguments.timeout, ticket.made);
@@ -156,6 +135,7 @@ Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, boo
   }
   if (came_late) {
     ticket.entry.number(group.seq() + 1);
+    group.member().blame(ticket, refused);
     ticket.entry.end(false);
   }
   return refused;
@@ -179,42 +159,60 @@ class Within {
   }
 };
 
-// Has Python told, once, of a wait that takes long.
-class Slowness {
+// Whoever waits looks so often whether a peer has refused the call. A peer that tries again at once is not told of.
+constexpr std::chrono::milliseconds kBetweenRefusals{250};
+
+// Has Python told of a wait that takes long: once of who is absent, and of peers that have refused the call.
+class LongWait {
  public:
-  explicit Slowness(Clock::time_point beginning) noexcept : at_(slow_at(beginning)) {}
-  Clock::time_point at() const noexcept { return at_; }
-  void look(Lane& lane, const Ticket& ticket, std::uint64_t token, Op op) {
-    if (Clock::now() < at_) return;
-    at_ = Clock::time_point::max();
-    std::vector<int> missing;
-    {
-      WithoutGil without;
-      missing = lane.missing_for(ticket);
-    }
-    if (ticket.pending()) tell_slow(token, op, ticket.seq.load(std::memory_order_relaxed), missing);
+  LongWait(const Member& member, std::uint64_t token, const Ticket& ticket, Op op, Clock::time_point beginning) noexcept
+      : member_(member),
+        token_(token),
+        ticket_(ticket),
+        op_(op),
+        slow_at_(slow_at(beginning)),
+        refused_at_(ticket.made + kBetweenRefusals) {}
+  Clock::time_point at() const noexcept { return std::min(slow_at_, refused_at_); }
+  void look(const Lane& lane) {
+    const auto now = Clock::now();
+    const bool is_slow = now >= slow_at_;
+    const bool is_refused = now >= refused_at_ && member_.refusals.any();
+    if (is_slow) slow_at_ = Clock::time_point::max();
+    if (now >= refused_at_) refused_at_ = now + kBetweenRefusals;
+    if (!is_slow && !is_refused) return;
+    const std::vector<int> missing = lane.missing_for(ticket_);
+    const std::uint64_t seq = ticket_.seq.load(std::memory_order_relaxed);
+    const bool is_message = op_ == Op::send || op_ == Op::recv;
+    const std::uint32_t tag = is_message ? static_cast<const MessageTicket&>(ticket_).tag : 0;
+    if (is_refused && ticket_.pending()) tell_refused(token_, op_, seq, tag, missing);
+    if (is_slow && ticket_.pending()) tell_slow(token_, op_, seq, missing);
   }
 
  private:
-  Clock::time_point at_;
+  const Member& member_;
+  const std::uint64_t token_;
+  const Ticket& ticket_;
+  const Op op_;
+  Clock::time_point slow_at_;
+  Clock::time_point refused_at_;
 };
 
 // Waits for a call whose memory may be gone when this returns.
 Result carry_out(Group& group, const std::shared_ptr<CallTicket>& ticket) {
   const Within within(group);
   CallQueue& calls = group.calls();
-  Slowness slowness(ticket->made);
+  LongWait watch(group.member(), group.token, *ticket, ticket->request.op, ticket->made);
   bool submitted = false;
   while (true) {
     Result result;
     {
       WithoutGil without;
       if (!std::exchange(submitted, true)) calls.submit(ticket, Handing::waited_for);
-      result = calls.wait(*ticket, std::min(next_look(), slowness.at()));
+      result = calls.wait(*ticket, std::min(next_look(), watch.at()));
     }
     if (result != Result::pending) return result;
     try {
-      slowness.look(calls, *ticket, group.token, ticket->request.op);
+      watch.look(calls);
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
     } catch (const nb::python_error& error) {
       // Peers make this call, now or later: a group in which one rank left it out is in no state to go on.
@@ -252,12 +250,13 @@ nb::object run_with(Group& group, const Arguments& arguments, Fill&& fill_blocks
 // A call under way, for Python. Owns what keeps the memory of the call, until the call has ended.
 class Pending {
  public:
-  Pending(std::shared_ptr<Lane> lane, std::shared_ptr<Ticket> ticket, nb::object kept, std::uint64_t token, Op op)
-      : lane_(std::move(lane)),
+  Pending(const Group& group, std::shared_ptr<Lane> lane, std::shared_ptr<Ticket> ticket, nb::object kept, Op op)
+      : member_(group.shared_member()),
+        lane_(std::move(lane)),
         ticket_(std::move(ticket)),
         kept_(std::move(kept)),
         generation_(fork_generation()),
-        token_(token),
+        token_(group.token),
         op_(op) {}
   Pending(Pending&&) = default;
   ~Pending() {
@@ -285,26 +284,23 @@ class Pending {
 
   Result wait(double timeout) const {
     const auto until = timeout < 0 ? Clock::time_point::max() : after(timeout);
-    Slowness slowness(Clock::now());
+    LongWait watch(*member_, token_, *ticket_, op_, Clock::now());
     while (result() == Result::pending) {
       {
         WithoutGil without;
-        lane_->wait(*ticket_, std::min({until, next_look(), slowness.at()}));
+        lane_->wait(*ticket_, std::min({until, next_look(), watch.at()}));
       }
       if (Clock::now() >= until) break;
-      slowness.look(*lane_, *ticket_, token_, op_);
+      watch.look(*lane_);
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
     return result();
   }
 
-  std::vector<int> missing() const {
-    if (forked()) return {};
-    WithoutGil without;
-    return lane_->missing_for(*ticket_);
-  }
+  std::vector<int> missing() const { return forked() ? std::vector<int>() : lane_->missing_for(*ticket_); }
 
  private:
+  std::shared_ptr<const Member> member_;
   std::shared_ptr<Lane> lane_;
   std::shared_ptr<Ticket> ticket_;
   nb::object kept_;
@@ -322,13 +318,11 @@ nb::object start_with(Group& group, const Arguments& arguments, nb::object kept,
   const Request& request = ticket->request;
   const bool is_short =
       std::max(request.in.largest(), request.out.largest()) <= group.segment().header().tuning.one_shot_bytes;
-  {
-    WithoutGil without;
-    group.calls().submit(ticket, is_short ? Handing::at_once : Handing::later);
-  }
+  // Neither takes long: others do what a long call needs.
+  group.calls().submit(ticket, is_short ? Handing::at_once : Handing::later);
   if (ticket->result() == Result::finished) return nb::int_(static_cast<int>(Result::finished));
   const Op op = ticket->request.op;
-  return nb::cast(Pending(group.calls_lane(), std::move(ticket), std::move(kept), group.token, op));
+  return nb::cast(Pending(group, group.calls_lane(), std::move(ticket), std::move(kept), op));
 }
 
 // How to fill the blocks of a request: with lists of tensors,
@@ -406,6 +400,7 @@ nb::object message(Group& group, nb::object kept, bool sends, int peer, std::int
   const Result result = refusal(group);
   if (result == Result::was_broken) group.messages().give_up_if_idle();
   if (result != Result::finished) return refused(result);
+  group.refusals().message_made(sends, peer, tag);
   ticket->made = Clock::now();
   ticket->deadline = after(timeout, ticket->made);
   if (group.explains()) describe(group, *ticket, sizes, timeout);
@@ -416,12 +411,27 @@ nb::object message(Group& group, nb::object kept, bool sends, int peer, std::int
   // Who sent it is to be asked of the one under way, also when it has come already.
   if (peer != kAnySource && ticket->result() == Result::finished) return refused(Result::finished);
   const Op op = ticket->sends ? Op::send : Op::recv;
-  return nb::cast(Pending(group.messages_lane(), std::move(ticket), std::move(kept), group.token, op));
+  return nb::cast(Pending(group, group.messages_lane(), std::move(ticket), std::move(kept), op));
 }
 
-std::uint64_t next_completion() {
+// Goes on with the calls in flight for a moment, for a rank that is about to leave the group.
+Lane::Rest drain(Group& group) {
+  // The call that a signal handler has interrupted has nobody to wait for it here.
+  if (group.forked() || group.has_left() || Within::one_of(group)) return Lane::Rest::nothing;
   WithoutGil without;
-  return completions().next();
+  Lane::Rest rest = Lane::Rest::nothing;
+  for (Lane* lane : {static_cast<Lane*>(&group.calls()), static_cast<Lane*>(&group.messages())}) {
+    const Lane::Rest found = lane->drain(Clock::now() + kBetweenSignals / 2);
+    if (rest != Lane::Rest::moving && found != Lane::Rest::nothing) rest = found;
+  }
+  return rest;
+}
+
+std::uint64_t next_completion(bool had, bool gathers) {
+  // Where there are more, the GIL is kept: giving it up for each would mean to wait for it each time.
+  if (const std::uint64_t token = completions().next_at_once(had)) return token;
+  WithoutGil without;
+  return completions().next(had, gathers);
 }
 
 }  // namespace
@@ -436,13 +446,16 @@ void bind_calls(nb::module_& module, nb::class_<Group>& group) {
       .def_prop_ro("seq", &Pending::seq)
       .def_prop_ro("source", &Pending::source);
   module.def("next_completion", &next_completion);
+  module.def("leave_completions", [] { completions().leave(); });
+  module.def("push_completion", [](std::uint64_t token) { completions().push(token); });
   module.def("close_completions", [](bool closed) { completions().set_closed(closed); });
 
   group.def("run", &run)
       .def("run_single", &run_single)
       .def("start", &start)
       .def("start_single", &start_single)
-      .def("message", &message);
+      .def("message", &message)
+      .def("drain", [](Group& self) { return static_cast<int>(drain(self)); });
 }
 
 }  // namespace phalanx

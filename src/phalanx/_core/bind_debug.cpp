@@ -11,7 +11,10 @@
 #include <stdexcept>
 
 #include "bind_origin.hpp"
+#include "exit_status.hpp"
+#include "gil.hpp"
 #include "listener.hpp"
+#include "peer_watch.hpp"
 
 namespace nb = nanobind;
 
@@ -22,6 +25,7 @@ namespace {
 struct Slow {
   std::chrono::nanoseconds after = std::chrono::nanoseconds::max();
   nb::object tell;
+  nb::object tell_refused;
 };
 
 // Never destroyed: threads may wait until the process ends.
@@ -45,13 +49,27 @@ nb::object facts_of(const Descriptor& call, const char* where) {
                         static_cast<int>(call.flags));
 }
 
+// The same on all ranks of the group, and on those of no other group.
+std::string identity_of(Group& group) {
+  constexpr std::size_t kBytes = 8;
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < kBytes; ++i) {
+    const std::uint8_t byte = group.segment().header().nonce[i];
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
 nb::list testimonies(Group& group) {
   nb::list all;
+  const std::uint32_t report = group.member().lines.report();
   for (int rank = 0; rank < group.size(); ++rank) {
-    const Testimony& found = group.segment().testimony(rank);
+    const Testimony& found = group.segment().testimony(report, rank);
     const Descriptor none{};
     all.append(nb::make_tuple(facts_of(found.arrived != 0 ? found.call : none, found.call_where),
-                              facts_of(found.completed, found.completed_where)));
+                              facts_of(found.completed, found.completed_where), nb::str(found.refused)));
   }
   return all;
 }
@@ -69,7 +87,7 @@ nb::object take_note(Group& group) {
 nb::object next_question() {
   std::optional<Listener::Call> call;
   {
-    nb::gil_scoped_release without;
+    const WithoutGil without;
     call = listener().next();
   }
   if (!call) return nb::none();
@@ -83,8 +101,17 @@ void ask_rank(Group& group, int rank) {
 
 std::optional<std::string> answer_of_rank(Group& group, int rank, double seconds) {
   if (rank < 0 || rank >= group.size()) throw std::invalid_argument("no such rank");
-  nb::gil_scoped_release without;
+  const WithoutGil without;
   return answer_of(group.segment(), rank, std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
+}
+
+void refuse_message(Group& group, bool sends, int peer, std::int64_t tag, const std::string& text) {
+  group.refusals().refuse_message(sends, peer, tag, text);
+}
+
+std::vector<std::string> refusals_of(Group& group, int rank) {
+  if (rank < 0 || rank >= group.size()) throw std::invalid_argument("no such rank");
+  return group.refusals().open_of(rank);
 }
 
 // What Python holds of a box. A shared_ptr<BlackBox> made from a Python object would take the GIL wherever the last
@@ -125,15 +152,20 @@ Clock::time_point slow_at(Clock::time_point beginning) {
 }
 
 void tell_slow(std::uint64_t token, Op op, std::uint64_t seq, const std::vector<int>& missing) {
-  if (slow().tell.is_valid() && !slow().tell.is_none()) slow().tell(token, static_cast<int>(op), seq, missing);
+  if (!slow().tell.is_valid() || slow().tell.is_none()) return;
+  call_python([&] { slow().tell(token, static_cast<int>(op), seq, missing); });
+}
+
+void tell_refused(std::uint64_t token, Op op, std::uint64_t seq, std::uint32_t tag, const std::vector<int>& missing) {
+  if (!slow().tell_refused.is_valid() || slow().tell_refused.is_none()) return;
+  call_python([&] { slow().tell_refused(token, static_cast<int>(op), seq, tag, missing); });
 }
 
 void bind_debug(nb::module_& module, nb::class_<Group>& group) {
   nb::class_<HeldBox>(module, "BlackBox")
       .def("__init__",
-           [](HeldBox* self, const std::string& path, std::uint32_t capacity, int rank, int world_size,
-              const std::string& program) {
-             new (self) HeldBox{std::make_shared<BlackBox>(path, capacity, rank, world_size, program)};
+           [](HeldBox* self, int fd, std::uint32_t capacity, int rank, int world_size, const std::string& program) {
+             new (self) HeldBox{std::make_shared<BlackBox>(fd, capacity, rank, world_size, program)};
            })
       .def("remember", [](const HeldBox& self, const std::string& text) { return self.box->remember(text); })
       .def("begin", &begin)
@@ -141,6 +173,11 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
       .def("start", [](const HeldBox& self, std::uint64_t id) { self.box->entry(id).start(Clock::now()); })
       .def("end", [](const HeldBox& self, std::uint64_t id, bool well) { self.box->entry(id).end(well); })
       .def("set_rank", [](const HeldBox& self, int rank, int size) { self.box->set_rank(rank, size); })
+      .def("say_end",
+           [](const HeldBox& self, int how, const std::string& exception, std::int64_t ns) {
+             self.box->say_end(static_cast<Ending>(how), exception, Clock::time_point(std::chrono::nanoseconds(ns)));
+           })
+      .def("tell_exit_status", [](const HeldBox& self) { tell_exit_status(self.box); })
       .def("contents", [](const HeldBox& self) {
         const std::string contents = self.box->contents();
         return nb::bytes(contents.data(), contents.size());
@@ -149,8 +186,14 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
   group
       .def("keep_records", [](Group& self, const HeldBox& held, const std::string& name,
                               const std::string& path) { self.keep_records(held.box, name, path); })
+      .def("watch_deaths", [](Group& self, const HeldBox& held, const std::vector<int>& job_ranks,
+                              const std::string& folder) { self.watch_deaths(held.box, job_ranks, folder); })
+      .def_prop_ro("identity", &identity_of)
       .def("testimonies", &testimonies)
       .def("take_note", &take_note)
+      .def("refuse_call", [](Group& self, const std::string& text) { self.refusals().refuse_call(text); })
+      .def("refuse_message", &refuse_message)
+      .def("refusals", &refusals_of)
       .def("ask", &ask_rank)
       .def("answer_of", &answer_of_rank)
       .def_prop_ro(
@@ -169,20 +212,25 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
       .def_prop_ro("check", [](Group& self) { return static_cast<int>(self.segment().header().tuning.check); })
       .def_rw("token", &Group::token);
 
+  module.def("look_for_deaths", [] {
+    const WithoutGil without;
+    peer_watch().look();
+  });
   module.def("next_question", &next_question);
   module.def("answer", [](const std::string& text) {
-    nb::gil_scoped_release without;
+    const WithoutGil without;
     listener().answer(text);
   });
   module.def("close_listener", [](bool closed) { listener().set_closed(closed); });
   module.def(
       "set_slow",
-      [](double seconds, nb::object tell) {
+      [](double seconds, nb::object tell, nb::object tell_refused) {
         slow().after = seconds > 0 ? std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e9))
                                    : std::chrono::nanoseconds::max();
         slow().tell = std::move(tell);
+        slow().tell_refused = std::move(tell_refused);
       },
-      nb::arg("seconds"), nb::arg("tell").none());
+      nb::arg("seconds"), nb::arg("tell").none(), nb::arg("tell_refused").none() = nb::none());
   bind_origin(module);
 }
 

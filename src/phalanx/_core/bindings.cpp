@@ -1,21 +1,29 @@
 // The Python module: argument conversion, nothing else. Calls are in bind_calls.cpp.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <new>
+#include <optional>
 #include <stdexcept>
+#include <system_error>
+#include <tuple>
 
 #include "bind_calls.hpp"
 #include "bind_debug.hpp"
 #include "cpus.hpp"
+#include "gil.hpp"
 #include "group.hpp"
 #include "memory.hpp"
+#include "progress.hpp"
 
 namespace nb = nanobind;
 using namespace phalanx;
@@ -23,8 +31,8 @@ using namespace phalanx;
 namespace {
 
 using Addresses = std::vector<std::uint64_t>;
-// Of a process: pid and start time.
-using Pid = std::pair<std::int64_t, std::uint64_t>;
+// Of a process: pid, start time and program.
+using Pid = std::tuple<std::int64_t, std::uint64_t, std::uint64_t>;
 
 Nonce to_nonce(const nb::bytes& bytes) {
   Nonce nonce;
@@ -33,7 +41,10 @@ Nonce to_nonce(const nb::bytes& bytes) {
   return nonce;
 }
 
-Identity to_identity(const Pid& process) { return {static_cast<pid_t>(process.first), process.second}; }
+Identity to_identity(const Pid& process) {
+  const auto [pid, start, program] = process;
+  return {static_cast<pid_t>(pid), start, program};
+}
 
 nb::dict failure_of(const Group& group) {
   const Failure failure = group.failure();
@@ -66,7 +77,7 @@ void reduce_buffers(int dtype, int op, std::uint64_t dst, const Addresses& srcs,
   for (const std::uint64_t src : srcs) sources.push_back(reinterpret_cast<const void*>(src));
   if (sources.empty() || factors.size() < sources.size())
     throw std::invalid_argument("one factor a source, at least one source");
-  nb::gil_scoped_release nogil;
+  const WithoutGil without;
   kernel(reinterpret_cast<void*>(dst), sources.data(), sources.size(), count, factors.data());
 }
 
@@ -76,11 +87,27 @@ struct MappedSegment {
   std::shared_ptr<Segment> segment;
 };
 
+// An OSError, whose number tells which limit was hit, and a RuntimeError, like all other errors of the core.
+void translate(const std::exception_ptr& caught, void* system_error) {
+  try {
+    std::rethrow_exception(caught);
+  } catch (const std::system_error& error) {
+    auto* type = static_cast<PyObject*>(system_error);
+    nb::object made = nb::steal(PyObject_CallFunction(type, "s", error.what()));
+    if (!made.is_valid()) return;
+    made.attr("errno") = error.code().value();
+    PyErr_SetObject(type, made.ptr());
+  }
+}
+
 MappedSegment mapped(Segment segment) { return {std::make_shared<Segment>(std::move(segment))}; }
 
 }  // namespace
 
 NB_MODULE(_core_ext, m) {
+  const nb::object kinds = nb::make_tuple(nb::handle(PyExc_OSError), nb::handle(PyExc_RuntimeError));
+  m.attr("CoreError") = nb::steal(PyErr_NewException("phalanx._core_ext.CoreError", kinds.ptr(), nullptr));
+  nb::register_exception_translator(&translate, nb::object(m.attr("CoreError")).release().ptr());
   // Groups end with the interpreter; what is still alive then is unmapped by the kernel.
   nb::set_leak_warnings(false);
 
@@ -90,6 +117,7 @@ NB_MODULE(_core_ext, m) {
   m.def("writable", [](std::uint64_t address, std::uint64_t size) {
     return writable({reinterpret_cast<std::byte*>(address), size});
   });
+  m.def("progress_error", [] { return progress().error(); });
   m.def("reduces", [](int dtype, int op) { return kernel_of(dtype, op) != nullptr; });
   m.def("reduce_buffers", &reduce_buffers);
 
@@ -114,19 +142,29 @@ NB_MODULE(_core_ext, m) {
                   [](const std::string& path, int size, const Tuning& tuning, const nb::bytes& nonce) {
                     return mapped(Segment::create_file(path, size, tuning, to_nonce(nonce)));
                   })
-      .def_static("open", [](const std::string& path,
-                             const nb::bytes& nonce) { return mapped(Segment::open(path, to_nonce(nonce))); })
+      .def_static("open", [](const std::string& path, const nb::bytes& nonce,
+                             int size) { return mapped(Segment::open(path, to_nonce(nonce), size)); })
       .def_prop_ro("fd", [](const MappedSegment& self) { return self.segment->fd(); })
       .def_prop_ro("tuning", [](const MappedSegment& self) { return self.segment->header().tuning; })
       .def("close_fd", [](const MappedSegment& self) { self.segment->close_fd(); });
 
   m.def("own_identity", [] {
     const Identity identity = own_identity();
-    return Pid{identity.pid, identity.start};
+    return std::pair<std::int64_t, std::uint64_t>{identity.pid, identity.start};
   });
+  m.def("own_program", [] { return own_identity().program; }, "Tells this program from one that replaces it by exec.");
   nb::class_<Peer>(m, "Peer")
-      .def_static("watch", [](std::int64_t pid, std::uint64_t start) { return Peer::watch(to_identity({pid, start})); })
+      .def_static(
+          "watch",
+          [](std::int64_t pid, std::uint64_t start, std::uint64_t program) {
+            return Peer::watch(to_identity({pid, start, program}));
+          },
+          nb::arg("pid"), nb::arg("start"), nb::arg("program") = 0)
       .def_prop_ro("dead", &Peer::dead)
+      .def_prop_ro("replaced_by",
+                   [](const Peer& self) {
+                     return self.replaced() ? std::optional<std::string>(self.command_line()) : std::nullopt;
+                   })
       .def_prop_ro("status", &Peer::status);
 
   auto group = nb::class_<Group>(m, "Group");
@@ -140,10 +178,10 @@ NB_MODULE(_core_ext, m) {
              if (ranks.size() != static_cast<std::size_t>(self.size())) throw std::invalid_argument("one a rank");
              self.watch(ranks);
            })
-      .def("abort", &Group::abort, nb::call_guard<nb::gil_scoped_release>())
+      .def("abort", &Group::abort, nb::call_guard<WithoutGil>())
       .def("leave",
            [](Group& self, bool exiting) {
-             nb::gil_scoped_release without;
+             const WithoutGil without;
              self.leave(exiting ? Leaving::exiting : Leaving::closed);
            })
       .def("say_last_words", &Group::say_last_words)

@@ -20,7 +20,7 @@ namespace {
 
 constexpr char kBoxMagic[] = "PHXBOX01";
 constexpr std::size_t kCacheLine = 64;
-constexpr std::uint32_t kBoxVersion = 1;
+constexpr std::uint32_t kBoxVersion = 2;
 constexpr std::uint32_t kArenaBytes = 256 * 1024;
 // Groups are few and every record needs its own; places in the program may be many.
 constexpr std::uint32_t kArenaForLocations = kArenaBytes / 4 * 3;
@@ -34,24 +34,38 @@ std::int64_t nanoseconds(TimePoint time) noexcept {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
 
+// What makes a time of day of this process' clock. Of some looks at both clocks the quickest counts: the process may be
+// held up between the two, and reports compare the times of several processes.
+std::int64_t clock_offset() noexcept {
+  constexpr int kLooks = 8;
+  std::int64_t offset = 0;
+  auto quickest = Clock::duration::max();
+  for (int look = 0; look < kLooks; ++look) {
+    const auto before = Clock::now();
+    const std::int64_t day = nanoseconds(std::chrono::system_clock::now());
+    const auto took = Clock::now() - before;
+    if (took < quickest) {
+      quickest = took;
+      offset = day - nanoseconds(before + took / 2);
+    }
+  }
+  return offset;
+}
+
 [[noreturn]] void fail(int error, const std::string& what) {
   throw std::system_error(error, std::generic_category(), what);
 }
 
 // Space is reserved: a full disk is an error here and not a SIGBUS later.
-void* map_file(const std::string& path, std::size_t bytes) {
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd < 0) fail(errno, "open of " + path);
+void* map_file(int fd, std::size_t bytes) {
   int error;
   do {
     error = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
   } while (error == EINTR);
   void* base = error == 0 ? ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
   if (error == 0 && base == MAP_FAILED) error = errno;
-  ::close(fd);
   if (error == 0) return base;
-  ::unlink(path.c_str());
-  fail(error, "reserving " + std::to_string(bytes) + " bytes in " + path);
+  fail(error, "reserving " + std::to_string(bytes) + " bytes for the black box");
 }
 
 void* map_memory(std::size_t bytes) {
@@ -68,17 +82,27 @@ void BoxEntry::start(Clock::time_point time) const noexcept {
   record_->state.store(static_cast<std::uint32_t>(CallState::started), std::memory_order_release);
 }
 
-void BoxEntry::end(bool well) const noexcept {
+void BoxEntry::blame(const Failure& failure) const noexcept {
   if (!is_there()) return;
+  const bool is_gone = failure.kind == FailureKind::left || failure.kind == FailureKind::lost;
+  const std::int32_t blamed = is_gone ? failure.peer : failure.kind == FailureKind::aborted ? failure.rank : -1;
+  record_->failure = static_cast<std::uint8_t>(failure.kind);
+  record_->blamed = static_cast<std::uint16_t>(blamed + 1);
+}
+
+void BoxEntry::end(bool well) const noexcept {
+  if (!is_there()) {
+    if (header_ != nullptr) header_->num_hidden.fetch_sub(1, std::memory_order_relaxed);
+    return;
+  }
   record_->ended.store(nanoseconds(Clock::now()), std::memory_order_relaxed);
   record_->state.store(static_cast<std::uint32_t>(well ? CallState::completed : CallState::failed),
                        std::memory_order_release);
 }
 
-BlackBox::BlackBox(const std::string& path, std::uint32_t capacity, int rank, int world_size,
-                   const std::string& program)
+BlackBox::BlackBox(int fd, std::uint32_t capacity, int rank, int world_size, const std::string& program)
     : bytes_(kPage + kArenaBytes + capacity * sizeof(BoxRecord)), generation_(fork_generation()) {
-  base_ = path.empty() ? map_memory(bytes_) : map_file(path, bytes_);
+  base_ = fd < 0 ? map_memory(bytes_) : map_file(fd, bytes_);
   ::madvise(base_, bytes_, MADV_DONTFORK);
   auto* made = new (base_) BoxHeader{};
   const Identity self = own_identity();
@@ -88,7 +112,7 @@ BlackBox::BlackBox(const std::string& path, std::uint32_t capacity, int rank, in
   made->record_bytes = sizeof(BoxRecord);
   made->pid = self.pid;
   made->start = self.start;
-  made->clock_offset = nanoseconds(std::chrono::system_clock::now()) - nanoseconds(Clock::now());
+  made->clock_offset = clock_offset();
   made->rank.store(rank, std::memory_order_relaxed);
   made->world_size.store(world_size, std::memory_order_relaxed);
   made->arena_used.store(1, std::memory_order_relaxed);
@@ -139,6 +163,12 @@ BoxEntry BlackBox::begin(const BoxCall& call) {
   // No division: it takes longer than all the rest.
   BoxRecord& made = *next_;
   if (++next_ == end_) next_ = records();
+  // A call that is still in flight has no record from now on.
+  const std::uint32_t state = made.state.load(std::memory_order_relaxed);
+  if (state == static_cast<std::uint32_t>(CallState::scheduled) ||
+      state == static_cast<std::uint32_t>(CallState::started)) {
+    header().num_hidden.fetch_add(1, std::memory_order_relaxed);
+  }
   made.id.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   made.state.store(static_cast<std::uint32_t>(CallState::scheduled), std::memory_order_relaxed);
@@ -159,6 +189,8 @@ BoxEntry BlackBox::begin(const BoxCall& call) {
   made.flags = call.flags;
   made.timeout_ms = saturated(call.timeout * 1000);
   made.num_sizes = 0;
+  made.failure = 0;
+  made.blamed = 0;
   if (call.shape != nullptr) {
     made.num_sizes = call.shape->num;
     made.flags |= call.shape->listed ? kListed : 0;
@@ -168,13 +200,37 @@ BoxEntry BlackBox::begin(const BoxCall& call) {
   // The ring is too long to stay in the nearest cache: the next call finds its place there.
   const auto* next = reinterpret_cast<const char*>(next_);
   for (std::size_t at = 0; at < sizeof(BoxRecord); at += kCacheLine) __builtin_prefetch(next + at, 1);
-  return {&made, id};
+  return {&made, id, &header()};
 }
 
 void BlackBox::set_rank(int rank, int world_size) noexcept {
   if (forked()) return;
   header().rank.store(rank, std::memory_order_relaxed);
   header().world_size.store(world_size, std::memory_order_relaxed);
+}
+
+void BlackBox::say_end(Ending how, const std::string& exception, Clock::time_point time) noexcept {
+  if (forked() || header().ended.load(std::memory_order_relaxed) != 0) return;
+  copy_text(header().exception, exception);
+  header().how.store(static_cast<std::uint32_t>(how), std::memory_order_relaxed);
+  header().ended.store(nanoseconds(time), std::memory_order_release);
+}
+
+void BlackBox::set_exit_status(std::int32_t status) noexcept {
+  if (!forked()) header().exit_status.store(1 + status, std::memory_order_release);
+}
+
+void BlackBox::say_death(std::int64_t pid, std::uint64_t start, std::int32_t status, bool replaced) noexcept {
+  if (forked()) return;
+  const std::uint32_t number = header().num_deaths.load(std::memory_order_relaxed);
+  if (number == kMostDeaths) return;
+  BoxDeath& death = header().deaths[number];
+  death.pid = pid;
+  death.start = start;
+  death.status = status;
+  death.replaced = replaced ? 1 : 0;
+  death.seen.store(nanoseconds(Clock::now()), std::memory_order_release);
+  header().num_deaths.store(number + 1, std::memory_order_release);
 }
 
 std::string BlackBox::contents() const {

@@ -8,7 +8,9 @@
 // text that found no room. Parts of a text are divided by kDivider:
 //
 //   of a place in the program   file, line, function
-//   of a group                  name, description, this rank in it, its ranks in the world ("0-2,5")
+//   of a group                  name, description, this rank in it, its ranks in the world ("0-2,5"), its identity
+//
+// The header also says how the process ended, as far as it knew, and which peers it has seen die.
 #pragma once
 
 #include <atomic>
@@ -30,6 +32,26 @@ enum class CallState : std::uint32_t { scheduled = 1, started = 2, completed = 3
 
 inline constexpr char kDivider = '\x1f';
 
+// Peers that a box remembers to have died: what comes later is not the cause.
+inline constexpr std::uint32_t kMostDeaths = 16;
+
+// What a process knows of its own end.
+enum class Ending : std::uint32_t {
+  unknown = 0,
+  exit = 1,         // it left its groups in order
+  exception = 2,    // nobody caught it
+  consequence = 3,  // the same, of an exception that came of a group's failure
+};
+
+// A peer that was seen to have died.
+struct BoxDeath {
+  std::atomic<std::int64_t> seen;  // when; 0: no death yet. Written last
+  std::int64_t pid;
+  std::uint64_t start;
+  std::int32_t status;     // as waitpid gives it; kUnknownStatus
+  std::uint32_t replaced;  // 1: the process lives on, and has called exec
+};
+
 struct BoxHeader {
   char magic[8];
   std::uint32_t version;
@@ -45,6 +67,14 @@ struct BoxHeader {
   std::atomic<std::uint32_t> arena_used;
   std::atomic<std::uint32_t> ending;  // 0 running, 1 ended well, 2 failed; written by debug/folders.py
   char program[256];
+  std::atomic<std::int64_t> ended;        // when the process began to end; 0: it has not
+  std::atomic<std::uint32_t> how;         // Ending
+  std::atomic<std::int32_t> exit_status;  // 1 + what waitpid will give; 0: unknown
+  std::atomic<std::int64_t> num_hidden;   // calls in flight whose records were overwritten
+  std::atomic<std::uint32_t> num_deaths;  // of those below
+  std::uint32_t reserved;
+  BoxDeath deaths[kMostDeaths];
+  char exception[1024];
 };
 
 struct alignas(kLine) BoxRecord {
@@ -66,6 +96,8 @@ struct alignas(kLine) BoxRecord {
   std::uint8_t dtype;
   std::uint8_t flags;  // CallFlags, and kListed
   std::uint8_t num_sizes;
+  std::uint8_t failure;  // FailureKind of the group, where the call has failed
+  std::uint16_t blamed;  // 1 + the rank of the group that left, died or aborted; 0: none
   std::uint32_t timeout_ms;
   std::uint32_t sizes[kSizesKept];
 };
@@ -97,25 +129,30 @@ struct BoxCall {
 class BoxEntry {
  public:
   BoxEntry() = default;
-  BoxEntry(BoxRecord* record, std::uint64_t id) noexcept : record_(record), id_(id) {}
+  BoxEntry(BoxRecord* record, std::uint64_t id, BoxHeader* header) noexcept
+      : record_(record), id_(id), header_(header) {}
 
   std::uint64_t id() const noexcept { return id_; }
   void number(std::uint64_t seq) const noexcept {
     if (is_there()) record_->seq.store(seq, std::memory_order_relaxed);
   }
   void start(Clock::time_point time) const noexcept;
+  // Why the call is about to fail.
+  void blame(const Failure& failure) const noexcept;
   void end(bool well) const noexcept;
 
  private:
   bool is_there() const noexcept { return record_ != nullptr && record_->id.load(std::memory_order_relaxed) == id_; }
   BoxRecord* record_ = nullptr;
   std::uint64_t id_ = 0;
+  BoxHeader* header_ = nullptr;
 };
 
 class BlackBox {
  public:
-  // A new file at `path`, of mode 0600; memory of this process alone where the path is empty. Throws std::system_error.
-  BlackBox(const std::string& path, std::uint32_t capacity, int rank, int world_size, const std::string& program);
+  // In an empty file that the caller has opened, and may close afterwards; in memory of this process alone where `fd`
+  // is negative. Throws std::system_error.
+  BlackBox(int fd, std::uint32_t capacity, int rank, int world_size, const std::string& program);
   ~BlackBox();
   BlackBox(const BlackBox&) = delete;
   BlackBox& operator=(const BlackBox&) = delete;
@@ -127,10 +164,15 @@ class BlackBox {
   BoxEntry begin(const BoxCall& call);
   // The entry of a record by its number.
   BoxEntry entry(std::uint64_t id) const noexcept {
-    return forked() ? BoxEntry() : BoxEntry(records() + (id - 1) % header().capacity, id);
+    return forked() ? BoxEntry() : BoxEntry(records() + (id - 1) % header().capacity, id, &header());
   }
   // Of the groups that are made from now on.
   void set_rank(int rank, int world_size) noexcept;
+  // The process is about to end. What is said first stays.
+  void say_end(Ending how, const std::string& exception, Clock::time_point time) noexcept;
+  void set_exit_status(std::int32_t status) noexcept;
+  // By one thread.
+  void say_death(std::int64_t pid, std::uint64_t start, std::int32_t status, bool replaced) noexcept;
   std::string contents() const;
   // True in a child of the process that made it: the memory is not there.
   bool forked() const noexcept;

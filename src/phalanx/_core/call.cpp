@@ -84,6 +84,7 @@ void Call::start(Request& request) {
     history_.chain = mix(mix(history_.chain, request.shape.hash), history_.result);
   }
   posted_ = met_ = failed_ = false;
+  agreed_ = !request.is_waited_for || tuning().check != Check::full;
   staged_ = combined_ = done_ = 0;
   ticks = 1;
   chunk = 0;
@@ -114,6 +115,7 @@ Advance Call::advance() {
     if (++steps == kStepsAtOnce) return Advance::more;
   }
   if (done_ < ticks || (stages && staged_ < ticks)) return Advance::blocked;
+  if (!agreed_ && !agreed()) return failed_ ? Advance::failed : Advance::blocked;
   history_.tick = first_tick_ + ticks;
   // The result of the call before has gone into this one's descriptor.
   if (tuning().check == Check::full) history_.result = result_hash();
@@ -187,8 +189,17 @@ bool Call::check_sources() noexcept {
   return true;
 }
 
+// A rank that needs nobody (a broadcast's root), or only the root, is done before the others come.
+bool Call::agreed() {
+  if (!reached(Peers::all, Counter::staged, first_tick_ + 1)) return false;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (!verify(peer, seq_)) return false;
+  }
+  return agreed_ = true;
+}
+
 bool Call::compare_with_those_who_came() noexcept {
-  if (!posted_ || met_) return true;
+  if (!posted_ || (met_ && agreed_)) return true;
   for (int peer = 0; peer < size(); ++peer) {
     if (lines_.reached({Counter::staged, peer, first_tick_ + 1}) && !verify(peer, seq_)) return false;
   }
@@ -270,10 +281,10 @@ void Call::fail(int one, int other, std::uint64_t seq, const Misfit& misfit) noe
   failure.seq = seq;
   failure.op = request_->op;
   failure.misfit = misfit;
-  lines_.fail(failure, [&] {
+  lines_.fail(failure, [&](std::uint32_t report) {
     for (int witness = 0; witness < size(); ++witness) {
       const bool arrived = is_for(segment_.control(witness).words[seq % kRing].load(std::memory_order_acquire), seq);
-      lines_.testify(witness, arrived ? seq : 0, seq - 1);
+      lines_.testify(report, witness, LaneKind::calls, arrived ? seq : 0, seq - 1);
     }
   });
 }

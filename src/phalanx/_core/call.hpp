@@ -30,6 +30,8 @@ struct Request {
   std::int64_t count = 0;
   std::uint32_t layout = 0;
   double factor = 1.0;
+  // The caller waits for the call: at Check::full it ends when all ranks have made it and agree.
+  bool is_waited_for = false;
   Shape shape;
   Origin origin;
   Blocks in;
@@ -81,6 +83,8 @@ class Call {
   const Condition& blocked_on() const noexcept { return blocked_on_; }
   // Where peers let this rank wait: those who have come may disagree already. False: they do, and the call has failed.
   bool compare_with_those_who_came() noexcept;
+  // Whether all ranks, this one included, have made the call.
+  bool everybody_came() noexcept { return posted_ && lines_.reached({Counter::staged, kEveryPeer, first_tick_ + 1}); }
   // From any thread.
   std::uint64_t seq() const noexcept { return seq_.load(std::memory_order_relaxed); }
 
@@ -110,6 +114,8 @@ class Call {
   bool post();
   bool meet();
   bool check_sources() noexcept;
+  // Whether all ranks have made the call and agree; true where that is not asked for.
+  bool agreed();
   bool verify(int peer, std::uint64_t seq) noexcept;
   bool verify_history() noexcept;
   // Ends the call: this rank and `peer` disagree about `seq`. Waits for a moment, so that the report knows of those who
@@ -132,6 +138,7 @@ class Call {
   std::uint64_t first_tick_ = 0;
   bool posted_ = false;
   bool met_ = false;
+  bool agreed_ = false;
   bool failed_ = false;
   // Ticks of this call that are behind this rank.
   std::uint64_t staged_ = 0;

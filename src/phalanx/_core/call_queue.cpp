@@ -18,6 +18,7 @@ void CallQueue::submit(std::shared_ptr<CallTicket> ticket, Handing handing) {
     const std::uint64_t seq = seq_.fetch_add(1, std::memory_order_relaxed) + 1;
     ticket->seq.store(seq, std::memory_order_relaxed);
     ticket->entry.number(seq);
+    ticket->is_short = handing == Handing::at_once;
     ticket->began_when_made = handing == Handing::waited_for && idle();
     count_begin();
     soonest_ = std::min(soonest_, ticket->deadline);
@@ -28,10 +29,10 @@ void CallQueue::submit(std::shared_ptr<CallTicket> ticket, Handing handing) {
   if (member_->has_left()) sweep();
 }
 
-bool CallQueue::begin_next() {
+bool CallQueue::begin_next(bool only_short) {
   {
     const std::lock_guard lock(mutex_);
-    if (queue_.empty()) return false;
+    if (queue_.empty() || (only_short && !queue_.front()->is_short)) return false;
     current_ = std::move(queue_.front());
     queue_.pop_front();
   }
@@ -50,7 +51,9 @@ bool CallQueue::begin_next() {
 
 void CallQueue::end_current(Result result) {
   const std::shared_ptr<CallTicket> ended = std::exchange(current_, nullptr);
+  blocked_on_.store(kNoCondition, std::memory_order_relaxed);
   count_end();
+  member_->blame(*ended, result);
   ended->end(result);
 }
 
@@ -62,14 +65,16 @@ void CallQueue::end_queue(Result result, const CallTicket* late) {
   }
   for (const auto& ticket : queue) {
     count_end();
+    member_->blame(*ticket, result);
     ticket->end(ticket.get() == late ? Result::failed : result);
   }
 }
 
 // One call at most comes to its end, so that whoever waits for it can look.
-bool CallQueue::advance() {
-  if (!current_ && !begin_next()) return false;
+bool CallQueue::go_on(bool briefly) {
+  if (!current_ && !begin_next(briefly)) return false;
   if (!current_) return true;
+  if (briefly && !current_->is_short) return false;
   const FloatMode::Scope scope(current_->float_mode);
   switch (call_.advance()) {
     case Advance::finished:
@@ -81,9 +86,15 @@ bool CallQueue::advance() {
     case Advance::more:
       return true;
     case Advance::blocked:
+      blocked_on_.store(pack(call_.blocked_on()), std::memory_order_relaxed);
       break;
   }
   return false;
+}
+
+std::vector<int> CallQueue::missing(const Ticket&) const {
+  const PackedCondition packed = blocked_on_.load(std::memory_order_relaxed);
+  return packed == kNoCondition ? std::vector<int>() : member_->lines.missing(unpack(packed));
 }
 
 void CallQueue::fail(const CallTicket* late) {

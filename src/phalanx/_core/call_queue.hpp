@@ -32,19 +32,25 @@ class CallQueue : public Lane {
   std::uint64_t seq() const noexcept { return seq_.load(std::memory_order_relaxed); }
 
  protected:
-  bool advance() override;
+  bool advance() override { return go_on(false); }
+  // At most one short call that is at the head of the queue.
+  bool advance_briefly() override { return go_on(true); }
   void check() override;
   // A call that has not begun waits for those whom the one before it waits for.
-  std::vector<int> missing(const Ticket&) const override {
-    return current_ ? member_->lines.missing(call_.blocked_on()) : std::vector<int>();
-  }
+  std::vector<int> missing(const Ticket&) const override;
+  bool everybody_came() override { return current_ && call_.everybody_came(); }
   News wait_for_news(Clock::time_point until) override;
+  bool linger() override {
+    return current_ && member_->lines.linger(call_.blocked_on(), [&] { return wanted(); });
+  }
   std::optional<Bell> arm() override { return member_->lines.arm(call_.blocked_on()); }
   void disarm() override { member_->lines.disarm(); }
+  bool arm_again() override { return current_ && arm().has_value(); }
   void wake_holder() noexcept override {}
 
  private:
-  bool begin_next();
+  bool go_on(bool briefly);
+  bool begin_next(bool only_short);
   void end_current(Result result);
   void end_queue(Result result, const CallTicket* late = nullptr);
   // Ends all: the current call, or the one that is late, as failed, the others as broken by it.
@@ -56,6 +62,8 @@ class CallQueue : public Lane {
   History history_;
   Call call_;
   std::shared_ptr<CallTicket> current_;  // the one that call_ carries out
+  // What current_ was blocked on last, for threads that do not hold the lane.
+  std::atomic<PackedCondition> blocked_on_{kNoCondition};
 
   std::mutex mutex_;                                      // of the queue
   std::deque<std::shared_ptr<CallTicket>> queue_;         // those that have not begun

@@ -17,6 +17,7 @@ struct Audience {
   bool registered = false;
   // Kept mapped to the very end.
   std::vector<std::pair<std::shared_ptr<Segment>, int>> ranks;
+  std::shared_ptr<BlackBox> box;
 };
 
 constinit PerProcess<Audience> g_audience;
@@ -26,8 +27,9 @@ constinit PerProcess<Audience> g_audience;
 void tell(int code, void*) {
   Audience& audience = g_audience.get();
   const std::lock_guard lock(audience.mutex);
+  const std::int32_t status = (code & 0xff) << 8;
+  if (audience.box) audience.box->set_exit_status(status);
   for (const auto& [segment, rank] : audience.ranks) {
-    const std::int32_t status = (code & 0xff) << 8;
     segment->last_words(rank).exit_status.store(1 + status, std::memory_order_release);
   }
 }
@@ -48,6 +50,13 @@ void tell_exit_status(std::shared_ptr<Segment> segment, int rank) {
   if (!audience.registered && !listen()) return;
   audience.registered = true;
   audience.ranks.emplace_back(std::move(segment), rank);
+}
+
+void tell_exit_status(std::shared_ptr<BlackBox> box) {
+  Audience& audience = g_audience.get();
+  const std::lock_guard lock(audience.mutex);
+  // For itself: what is registered this early runs last, and peers can't wait for it.
+  if (audience.box || listen()) audience.box = std::move(box);
 }
 
 }  // namespace phalanx

@@ -5,6 +5,7 @@
 
 #include "exit_status.hpp"
 #include "listener.hpp"
+#include "peer_watch.hpp"
 #include "progress.hpp"
 
 namespace phalanx {
@@ -42,9 +43,12 @@ Group::Group(std::shared_ptr<Segment> segment, int rank)
 Group::~Group() { leave(Leaving::closed); }
 
 void Group::watch(const std::vector<Identity>& ranks) {
-  std::vector<std::shared_ptr<Peer>> peers;
-  for (const Identity& identity : ranks) peers.push_back(Peer::watch(identity));
-  member_->lines.watch(std::move(peers));
+  for (const Identity& identity : ranks) peers_.push_back(Peer::watch(identity));
+  member_->lines.watch(peers_);
+}
+
+void Group::watch_deaths(std::shared_ptr<BlackBox> box, const std::vector<int>& job_ranks, const std::string& folder) {
+  if (!forked() && !has_left()) peer_watch().add(member_, peers_, job_ranks, std::move(box), folder);
 }
 
 void Group::place_anew(const Location* location) {
@@ -75,6 +79,7 @@ void Group::leave(Leaving leaving) {
   progress().remove(calls_);
   progress().remove(messages_);
   listener().remove(member_);
+  peer_watch().remove(member_);
 }
 
 }  // namespace phalanx

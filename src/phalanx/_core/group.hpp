@@ -33,6 +33,8 @@ class Group {
   void watch(const std::vector<Identity>& ranks);
   // From now on calls are recorded there. To be asked before the first one.
   void keep_records(std::shared_ptr<BlackBox> box, const std::string& group, const std::string& path);
+  // From now on the deaths of its ranks, which are these of the job, are noted there and told. See PeerWatch.
+  void watch_deaths(std::shared_ptr<BlackBox> box, const std::vector<int>& job_ranks, const std::string& folder);
   // Whether anything is to be kept that explains calls.
   bool explains() const noexcept {
     return member_->box != nullptr || member_->segment->header().tuning.check != Check::off;
@@ -40,6 +42,8 @@ class Group {
   // True once: nobody has been refused a call here before.
   bool first_refusal() noexcept { return !has_refused_.exchange(true, std::memory_order_relaxed); }
   const Member& member() const noexcept { return *member_; }
+  std::shared_ptr<const Member> shared_member() const noexcept { return member_; }
+  RefusalNotes& refusals() noexcept { return member_->refusals; }
   std::optional<ShapeNote> take_note() { return member_->lines.take_note(); }
   // Lets peers know where in the program a call is made, and the black box. With the GIL held.
   void place(const Location* location) {
@@ -70,6 +74,7 @@ class Group {
   const std::shared_ptr<CallQueue> calls_;
   const std::shared_ptr<Messages> messages_;
   std::atomic<bool> has_refused_{false};
+  std::vector<std::shared_ptr<Peer>> peers_;
 };
 
 }  // namespace phalanx

@@ -13,8 +13,9 @@ namespace {
 // A ticket may be ended by the thread that has the lane; so often those who wait for the lane look.
 constexpr std::chrono::milliseconds kBetweenLooks{5};
 constexpr std::chrono::seconds kLongestSweep{1};
-// Enough for a short call whose peers are there; the caller of a long one has better things to do.
+// Enough for a short call whose peers are there. The caller has better things to do than other calls.
 constexpr int kTriesAtOnce = 4;
+constexpr std::size_t kManyPending = 16;
 
 }  // namespace
 
@@ -31,6 +32,11 @@ void Lane::release() {
   if (!idle()) progress().wake(true);
 }
 
+void Lane::stop_watching() {
+  disarm();
+  watched_.store(false, std::memory_order_seq_cst);
+}
+
 Result Lane::wait(const Ticket& ticket, Clock::time_point until) {
   bool goes_on = true;
   while (goes_on && ticket.pending()) {
@@ -38,7 +44,7 @@ Result Lane::wait(const Ticket& ticket, Clock::time_point until) {
       goes_on = Clock::now() < until;
       continue;
     }
-    disarm();
+    stop_watching();
     const std::uint64_t num_ended = num_ended_.load(std::memory_order_relaxed);
     auto next_check = Clock::now() + kLongestSleep;
     while (goes_on && ticket.pending()) {
@@ -60,33 +66,42 @@ Result Lane::wait(const Ticket& ticket, Clock::time_point until) {
 }
 
 void Lane::hurry() noexcept {
-  if (!idle()) progress().wake(true);
+  if (!idle() && !watched_.load(std::memory_order_seq_cst)) progress().wake(true);
 }
 
 void Lane::hand_over(const Ticket& ticket, bool at_once) {
+  bool stays_watched = false;
   if (at_once && try_acquire()) {
-    disarm();
-    for (int tries = 0; tries < kTriesAtOnce && ticket.pending() && advance(); ++tries) continue;
+    int tries = 0;
+    while (tries < kTriesAtOnce && ticket.pending() && advance_briefly()) ++tries;
+    stays_watched = tries < kTriesAtOnce && watched_.load(std::memory_order_relaxed) && arm_again();
+    if (!stays_watched) stop_watching();
     free_.unlock();
   } else {
     wake_holder();
   }
-  if (!idle()) progress().wake(!at_once);
+  // Looked at after the lane was let go: the progress thread may just have found it taken.
+  if (!idle() && !(stays_watched && watched_.load(std::memory_order_seq_cst))) progress().wake(!at_once);
 }
 
 Lane::Tended Lane::tend(bool urgent, std::vector<Bell>& bells) {
+  // First: whoever hands over a call, and finds the lane watched, leaves it to this thread.
+  watched_.store(false, std::memory_order_seq_cst);
   if (idle()) return Tended::done;
   const std::uint64_t num_ended = num_ended_.load(std::memory_order_relaxed);
   if (!urgent && num_ended != std::exchange(num_ended_seen_, num_ended)) return Tended::alone;
   if (wanted() || !try_acquire()) return Tended::done;
   disarm();
   bool more = advance();
+  // With many calls in the lane, on all ranks, to sleep for each of them would cost most of the time.
+  if (!more && pending_.load(std::memory_order_relaxed) >= kManyPending && linger()) more = advance();
   if (!more) {
     check();
     if (!idle()) {
       const std::optional<Bell> bell = arm();
       more = !bell;
       if (bell) bells.push_back(*bell);
+      watched_.store(bell.has_value(), std::memory_order_seq_cst);
     }
   }
   num_ended_seen_ = num_ended_.load(std::memory_order_relaxed);
@@ -94,18 +109,27 @@ Lane::Tended Lane::tend(bool urgent, std::vector<Bell>& bells) {
   return more ? Tended::more : Tended::done;
 }
 
-std::vector<int> Lane::missing_for(const Ticket& ticket) {
-  std::vector<int> peers;
-  if (!acquire(Clock::now() + kLongestSweep)) return peers;
-  if (ticket.pending()) peers = missing(ticket);
-  release();
-  return peers;
+Lane::Rest Lane::drain(Clock::time_point until) {
+  bool everybody = false;
+  bool ended = false;
+  for (bool goes_on = true; goes_on && !idle() && acquire(until); goes_on = Clock::now() < until) {
+    stop_watching();
+    const News news = advance() ? News::some : wait_for_news(until);
+    if (news != News::some) check();
+    everybody = !idle() && everybody_came();
+    const std::uint64_t num_ended = num_ended_.load(std::memory_order_relaxed);
+    ended = std::exchange(num_drained_, num_ended) != num_ended || ended;
+    release();
+    if (news == News::interrupted) break;
+  }
+  if (idle()) return Rest::nothing;
+  return everybody || ended ? Rest::moving : Rest::waiting;
 }
 
 void Lane::sweep() {
   wake_holder();
   if (!acquire(Clock::now() + kLongestSweep)) return;
-  disarm();
+  stop_watching();
   check();
   free_.unlock();
 }

@@ -24,9 +24,11 @@ class Lane {
 
   // Goes on with the lane until the ticket has ended, `until` has passed or a signal came (both: pending).
   Result wait(const Ticket& ticket, Clock::time_point until);
-  // The peers that the ticket's call waits for; none where that can't be said at the moment.
-  std::vector<int> missing_for(const Ticket& ticket);
-  // Somebody looks whether a call has ended, or wants to hear of it, and does not wait: it is not to lie around.
+  // The peers that the ticket's call waits for; none while it advances. Answers at once, whoever holds the lane.
+  std::vector<int> missing_for(const Ticket& ticket) const {
+    return ticket.pending() ? missing(ticket) : std::vector<int>();
+  }
+  // Somebody looks whether a call has ended, or wants to hear of it, and does not wait: it must not be left pending.
   void hurry() noexcept;
   bool idle() const noexcept { return pending_.load(std::memory_order_seq_cst) == 0; }
 
@@ -37,6 +39,13 @@ class Lane {
     alone,  // others have ended calls of this lane since the last time, and will go on doing so; look again soon
   };
   Tended tend(bool urgent, std::vector<Bell>& bells);
+  // For a rank that is about to leave: goes on with all calls of the lane until they have ended, or until `until`.
+  enum class Rest {
+    nothing,
+    moving,   // a call has ended since the lane was last drained, or all who take part in the next one have made it
+    waiting,  // a peer has not made its side of the next call
+  };
+  Rest drain(Clock::time_point until);
   // Ends what is pending, as far as this rank's group says that it must, unless another thread does within a second.
   void sweep();
 
@@ -45,19 +54,31 @@ class Lane {
   //
   // Does what can be done without waiting; true when it did something and may have more to do at once.
   virtual bool advance() = 0;
+  // The same for a thread that hands over a call: leaves out the steps of calls that take long.
+  virtual bool advance_briefly() = 0;
   // Ends the calls that can't be carried out any more, once advance() has nothing to do.
   virtual void check() = 0;
-  virtual std::vector<int> missing(const Ticket& ticket) const = 0;
+  // Whether all who take part in a call of the lane, the next one if they have an order, have made it.
+  virtual bool everybody_came() = 0;
   enum class News { some, none, interrupted };
   // Waits for something to do: a while on the CPU, then asleep, 50 ms at most.
   virtual News wait_for_news(Clock::time_point until) = 0;
+  // Lends the CPU for a while, for the progress thread; true when there is something to do, or the lane is wanted.
+  virtual bool linger() = 0;
   // Announces that this rank sleeps. None: there is something to do.
   virtual std::optional<Bell> arm() = 0;
   virtual void disarm() = 0;
+  // arm() for the progress thread, which sleeps on the bell; false: it has to look by itself.
+  virtual bool arm_again() = 0;
+
+  // From any thread, without the lane.
+  virtual std::vector<int> missing(const Ticket& ticket) const = 0;
 
   bool try_acquire() { return free_.try_lock(); }
   bool acquire(Clock::time_point until);
   void release();
+  // With the lane held: the holder, or the progress thread when it has been woken, looks after it from now on.
+  void stop_watching();
   // For those who hand over a call: goes on with it right here if that may end it soon, else leaves it to others.
   void hand_over(const Ticket& ticket, bool at_once);
   // Another thread waits for the lane.
@@ -74,10 +95,13 @@ class Lane {
 
  private:
   std::timed_mutex free_;
+  // The progress thread sleeps on the bell of this lane. Set with the lane held.
+  std::atomic<bool> watched_{false};
   std::atomic<int> waiting_{0};
   std::atomic<std::size_t> pending_{0};
   std::atomic<std::uint64_t> num_ended_{0};
   std::uint64_t num_ended_seen_ = 0;  // by the progress thread
+  std::uint64_t num_drained_ = 0;     // those that had ended when the lane was last drained; with the lane held
 };
 
 }  // namespace phalanx

@@ -1,13 +1,15 @@
 // What lies where in a group's segment. Plain data and atomics only, the same in every process that maps it.
 //
-//   Header | Control[size] | WaitLine[size] | MessageLine[size] | LastWords[size] | Answer[size] | Testimony[size] |
-//   LocationLine[size][kLocations] | Descriptor[size][kRing] | u64 sizes[size][kRing][2 * size + 1] |
-//   ChannelLines[size][size] | staging[size] | channel bodies[size][size]
+//   Header | Control[size] | WaitLine[size] | MessageLine[size] | LastWords[size] | Answer[size] |
+//   RefusalLine[size][kLaneKinds] | Testimony[kReports][size] | LocationLine[size][kLocations] |
+//   Descriptor[size][kRing] | u64 sizes[size][kRing][2 * size + 2] | ChannelLines[size][size] | staging[size] | channel
+//   bodies[size][size]
 //
-// Ownership: every Control, WaitLine, LastWords, LocationLine, Descriptor, sizes and staging area has one writer, its
-// rank; of a channel's lines one is the sender's and one the receiver's, its body is the sender's. The Header's
-// immutable part is written by the creator before anyone maps it; the rest of it and the MessageLines are shared and
-// atomic. The Testimonies belong to whoever claims the failure; of an Answer its rank writes the text, everybody asks.
+// Ownership: every Control, WaitLine, LastWords, RefusalLine, LocationLine, Descriptor, sizes and staging area has one
+// writer, its rank; of a channel's lines one is the sender's and one the receiver's, its body is the sender's. The
+// Header's immutable part is written by the creator before anyone maps it; the rest of it and the MessageLines are
+// shared and atomic. A Failure and its Testimonies belong to the rank that claims that report; of an Answer its rank
+// writes the text, everybody asks.
 //
 // Channel bodies cost nothing before their first use: a memfd is sparse, and in a file their space is not reserved
 // until a sender asks for it (Segment::reserve_channel).
@@ -27,7 +29,7 @@
 namespace phalanx {
 
 inline constexpr std::uint64_t kMagic = 0x31584e414c414850;  // "PHALANX1"
-inline constexpr std::uint32_t kVersion = 5;
+inline constexpr std::uint32_t kVersion = 7;
 inline constexpr int kSlots = 4;
 // Twice the slots: a peer that lags by kSlots ticks still finds its word when it compares (see Call::verify_history).
 inline constexpr int kRing = 2 * kSlots;
@@ -76,10 +78,19 @@ enum class FailureKind : std::uint32_t {
 };
 
 // How a rank left.
-enum class Leaving : std::uint32_t { no = 0, closed = 1, exiting = 2 };
+enum class Leaving : std::uint32_t {
+  no = 0,
+  closed = 1,
+  exiting = 2,
+  replaced = 3,  // its process called exec; found by others
+};
 
 // What a rank takes no further part in once it has seen that the group is broken.
 enum class GaveUp : std::uint32_t { calls = 1, messages = 2 };
+
+// The lanes of a group (lane.hpp).
+enum class LaneKind : std::uint32_t { calls = 0, messages = 1 };
+inline constexpr std::size_t kLaneKinds = 2;
 
 inline constexpr std::int32_t kUnknownStatus = -1;
 
@@ -93,7 +104,29 @@ struct Misfit {
   std::uint8_t expected_dtype;
 };
 
-// The first failure of a group, frozen by whoever found it. Written between state 1 (claimed) and 2 (published).
+// Reports of the first failure that may be begun: each further one by a rank that takes over, because the rank before
+// it died or is held up.
+inline constexpr std::uint32_t kReports = 4;
+
+// Who reports the first failure, and how far that rank has got: one word, so that one rank at a time reports.
+class ReportState {
+ public:
+  constexpr explicit ReportState(std::uint32_t word) noexcept : word_(word) {}
+  static constexpr ReportState claimed(std::uint32_t report, int rank) noexcept {
+    return ReportState(1 | report << 2 | static_cast<std::uint32_t>(rank) << 8);
+  }
+  static constexpr ReportState published(std::uint32_t report) noexcept { return ReportState(2 | report << 2); }
+  constexpr std::uint32_t word() const noexcept { return word_; }
+  constexpr bool is_claimed() const noexcept { return (word_ & 3) == 1; }
+  constexpr bool is_published() const noexcept { return (word_ & 3) == 2; }
+  constexpr std::uint32_t report() const noexcept { return word_ >> 2 & 63; }
+  constexpr int claimer() const noexcept { return static_cast<int>(word_ >> 8); }
+
+ private:
+  std::uint32_t word_;
+};
+
+// The first failure of a group, frozen by the rank that reports it between its claim and its publishing.
 struct Failure {
   FailureKind kind;
   std::int32_t rank;  // who found it
@@ -105,7 +138,7 @@ struct Failure {
   Misfit misfit;
   std::uint64_t missing[kMaxRanks / 64];  // a bit for each rank
   std::uint32_t asked;                    // 1: just before, the missing ranks were asked where they are
-  char text[256];
+  char text[256];                         // of a process that called exec, the command line of its new program
   char where[2][120];  // the finder's line in the program; of a message, the sender's and the receiver's
 };
 
@@ -132,10 +165,11 @@ struct Header {
   alignas(kLine) std::atomic<std::uint32_t> bell;  // futex word; changes when a sleeper's condition may have come true
   std::atomic<std::uint32_t> sleepers;
 
-  alignas(kLine) std::atomic<std::uint32_t> failure_state;  // 0 none, 1 claimed, 2 published
-  std::atomic<std::uint32_t> aborted;                       // 1: nobody waits any more, whatever the failure was
-  std::atomic<std::uint32_t> shapes_noted;                  // 1: somebody warns that shapes differ
-  Failure failure;
+  alignas(kLine) std::atomic<std::uint32_t> report_state;  // ReportState; 0: no failure
+  std::atomic<std::uint32_t> aborted;                      // 1: nobody waits any more, whatever the failure was
+  std::atomic<std::uint32_t> shapes_noted;                 // 1: somebody warns that shapes differ
+  std::atomic<std::uint32_t> refused;                      // 1: a rank has refused a call
+  Failure failures[kReports];
 };
 
 struct alignas(kLine) Control {
@@ -179,6 +213,12 @@ struct alignas(kLine) Answer {
   SharedText<477> text;
 };
 
+// A call that a rank has refused because its own arguments were wrong. transports/refusals.py makes and reads the text.
+struct alignas(kLine) RefusalLine {
+  std::atomic<std::uint32_t> open;  // 1: the rank has not made the call since
+  SharedText<126> text;
+};
+
 // Where in the program calls were made, by the number of the place modulo kLocations.
 struct alignas(kLine) LocationLine {
   std::atomic<std::uint32_t> id;
@@ -216,6 +256,7 @@ struct alignas(kLine) Testimony {
   Descriptor completed;  // the last one that ended well there; seq 0: none
   char call_where[120];
   char completed_where[120];
+  char refused[1008];  // the text of the last call of the kind that the rank had refused
 };
 
 // Messages from one rank to another (messages.hpp). All counters only grow.
@@ -251,6 +292,7 @@ static_assert(sizeof(WaitLine) == kLine);
 static_assert(sizeof(Descriptor) == kLine);
 static_assert(sizeof(LastWords) == kPage);
 static_assert(sizeof(Answer) == kPage);
+static_assert(sizeof(RefusalLine) == 8 * kLine);
 static_assert(sizeof(LocationLine) == kLine);
 static_assert(sizeof(ChannelLines) == 2 * kLine);
 static_assert(sizeof(Envelope) == kEnvelopeBytes);
@@ -265,8 +307,8 @@ constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (va
 
 // Byte offsets of the areas for a given number of ranks.
 struct Offsets {
-  std::size_t control, wait, message, words, answers, testimonies, locations, descriptors, sizes, sizes_stride, lines,
-      staging, staging_stride, bodies, body_stride, total;
+  std::size_t control, wait, message, words, answers, refusals, testimonies, locations, descriptors, sizes,
+      sizes_stride, lines, staging, staging_stride, bodies, body_stride, total;
 
   constexpr Offsets(int size, const Tuning& tuning)
       : Offsets(static_cast<std::size_t>(size), tuning.slot_bytes, tuning.message_chunk_bytes) {}
@@ -278,11 +320,12 @@ struct Offsets {
         message(wait + size * sizeof(WaitLine)),
         words(message + size * sizeof(MessageLine)),
         answers(words + size * sizeof(LastWords)),
-        testimonies(answers + size * sizeof(Answer)),
-        locations(testimonies + size * sizeof(Testimony)),
+        refusals(answers + size * sizeof(Answer)),
+        testimonies(refusals + size * kLaneKinds * sizeof(RefusalLine)),
+        locations(testimonies + kReports * size * sizeof(Testimony)),
         descriptors(locations + size * kLocations * sizeof(LocationLine)),
         sizes(descriptors + size * kRing * sizeof(Descriptor)),
-        sizes_stride(round_up((2 * size + 1) * sizeof(std::uint64_t), kLine)),
+        sizes_stride(round_up((2 * size + 2) * sizeof(std::uint64_t), kLine)),
         lines(sizes + size * kRing * sizes_stride),
         staging(round_up(lines + size * size * sizeof(ChannelLines), kPage)),
         staging_stride(round_up(slot_bytes * kSlots, kPage)),

@@ -26,7 +26,7 @@ void set_doing(Failure& failure, const Member::Doing& doing) {
 }  // namespace
 
 Member::Member(std::shared_ptr<Segment> shared, int rank)
-    : segment(std::move(shared)), lines(*segment, checked(rank, segment->size())) {
+    : segment(std::move(shared)), lines(*segment, checked(rank, segment->size())), refusals(*segment, rank) {
   if (segment->control(rank).claimed.exchange(1, std::memory_order_relaxed) != 0) {
     throw std::runtime_error("rank " + std::to_string(rank) + " of this group is taken by another process");
   }
@@ -63,6 +63,12 @@ void Member::report_gone(const Doing& doing, int peer) {
   Failure failure = lines.describe_gone(peer);
   set_doing(failure, doing);
   lines.fail(failure);
+}
+
+void Member::blame(const Ticket& ticket, Result result) const {
+  if (box && (result == Result::failed || result == Result::was_broken) && lines.failed()) {
+    ticket.entry.blame(lines.failure());
+  }
 }
 
 void Member::report_abort(std::uint64_t seq, const std::string& text) {

@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "black_box.hpp"
+#include "refusal_notes.hpp"
 #include "waiting.hpp"
 
 namespace phalanx {
 
 class Ticket;
+enum class Result : int;
 
 struct Member {
   // Throws where the rank is not one of the group's, or taken.
@@ -39,9 +41,12 @@ struct Member {
                       const std::string& others);
   void report_gone(const Doing& doing, int peer);
   void report_abort(std::uint64_t seq, const std::string& text);
+  // Writes down why a call fails, before it ends with this result.
+  void blame(const Ticket& ticket, Result result) const;
 
   const std::shared_ptr<Segment> segment;
   Lines lines;
+  RefusalNotes refusals;
   std::atomic<bool> left{false};
   // Where calls are recorded, and this group's name there. Set before the first call; later, when the group is renamed,
   // to the same box, into which entries of calls under way point. With the GIL held.

@@ -9,8 +9,6 @@ namespace phalanx {
 
 namespace {
 
-// Chunks that a channel moves before others get their turn.
-constexpr int kChunksAtOnce = 8;
 // Characters of a list of tags in an error.
 constexpr std::size_t kLongestList = 60;
 
@@ -55,16 +53,17 @@ void Messages::give_up_if_idle() noexcept {
 
 void Messages::end(const TicketPtr& ticket, Result result) {
   count_end();
+  member_->blame(*ticket, result);
   ticket->end(result);
   give_up_if_idle();
 }
 
-bool Messages::advance() {
+bool Messages::go_on(int most_chunks) {
   if (any_submitted_.load(std::memory_order_acquire)) take_submitted();
   bool did = false;
   for (int peer = 0; peer < member_->size(); ++peer) {
-    if (!out_[at(peer)].empty()) did = send_to(peer) || did;
-    if (listens_to(peer) || !in_[at(peer)].empty()) did = receive_from(peer) || did;
+    if (!out_[at(peer)].empty()) did = send_to(peer, most_chunks) || did;
+    if (listens_to(peer) || !in_[at(peer)].empty()) did = receive_from(peer, most_chunks) || did;
   }
   return did;
 }
@@ -142,8 +141,9 @@ void Messages::accept(int from, std::uint64_t number, const Envelope& envelope, 
                       static_cast<std::uint8_t>(ticket->dtype)};
     copy_text(failure.where[0], member_->lines.location_text(from, envelope.location));
     copy_text(failure.where[1], ticket->origin.text());
-    member_->lines.fail(failure, [&] {
-      for (int rank = 0; rank < member_->size(); ++rank) member_->lines.testify(rank, 0, UINT64_MAX);
+    member_->lines.fail(failure, [&](std::uint32_t report) {
+      for (int rank = 0; rank < member_->size(); ++rank)
+        member_->lines.testify(report, rank, LaneKind::messages, 0, UINT64_MAX);
     });
     return end(ticket, Result::failed);
   }
@@ -189,7 +189,7 @@ bool Messages::announce(int peer, Outgoing& out, ChannelLines& lines) {
   return true;
 }
 
-bool Messages::send_to(int peer) {
+bool Messages::send_to(int peer, int most_chunks) {
   Outgoing& out = out_[at(peer)];
   ChannelLines& lines = segment_.channel_lines(rank_, peer);
   bool did = false;
@@ -201,7 +201,7 @@ bool Messages::send_to(int peer) {
     out.offered.erase(offer);
     did = true;
   }
-  for (int chunks = 0; chunks < kChunksAtOnce && !out.streams.empty(); ++chunks) {
+  for (int chunks = 0; chunks < most_chunks && !out.streams.empty(); ++chunks) {
     if (out.staged - lines.receiver.freed.load(std::memory_order_seq_cst) >= kChunks) break;
     Stream& stream = out.streams.front();
     const Piece& data = stream.ticket->data;
@@ -242,7 +242,7 @@ bool Messages::take_envelopes(int peer, Incoming& in, ChannelLines& lines) {
   return did;
 }
 
-bool Messages::receive_from(int peer) {
+bool Messages::receive_from(int peer, int most_chunks) {
   Incoming& in = in_[at(peer)];
   ChannelLines& lines = segment_.channel_lines(peer, rank_);
   bool did = take_envelopes(peer, in, lines);
@@ -255,7 +255,7 @@ bool Messages::receive_from(int peer) {
     ring_peer(peer);
     did = true;
   }
-  for (int chunks = 0; chunks < kChunksAtOnce && !in.streams.empty(); ++chunks) {
+  for (int chunks = 0; chunks < most_chunks && !in.streams.empty(); ++chunks) {
     if (in.freed == lines.sender.staged.load(std::memory_order_seq_cst)) break;
     Stream& stream = in.streams.front();
     const Piece& data = stream.ticket->data;
@@ -281,6 +281,11 @@ bool Messages::listens_to(int peer) const noexcept {
 
 bool Messages::waits_for(int peer) const noexcept {
   return listens_to(peer) || !out_[at(peer)].empty() || !in_[at(peer)].empty();
+}
+
+bool Messages::everybody_came() {
+  const auto is_granted = [](const auto& channel) { return !channel.streams.empty(); };
+  return std::any_of(out_.begin(), out_.end(), is_granted) || std::any_of(in_.begin(), in_.end(), is_granted);
 }
 
 // What advance() would act upon. As little as possible: while this rank spins its peer may be on the same core.

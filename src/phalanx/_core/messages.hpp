@@ -32,14 +32,21 @@ class Messages : public Lane {
   void give_up_if_idle() noexcept;
 
  protected:
-  bool advance() override;
+  bool advance() override { return go_on(kChunksAtOnce); }
+  // Moves no chunks of long messages.
+  bool advance_briefly() override { return go_on(0); }
   void check() override;
   std::vector<int> missing(const Ticket& ticket) const override {
     return peers_of(static_cast<const MessageTicket&>(ticket));
   }
+  // A message that was granted: its receive has been made, too.
+  bool everybody_came() override;
   News wait_for_news(Clock::time_point until) override;
+  bool linger() override { return false; }
   std::optional<Bell> arm() override;
   void disarm() override;
+  // Whatever came since arm() has rung the bell.
+  bool arm_again() override { return !something_came(); }
   void wake_holder() noexcept override;
 
  private:
@@ -76,13 +83,16 @@ class Messages : public Lane {
     bool empty() const noexcept { return to_grant.empty() && streams.empty() && num_posted == 0; }
   };
 
+  // Chunks that a channel moves before others get their turn.
+  static constexpr int kChunksAtOnce = 8;
+  bool go_on(int most_chunks);
   void take_submitted();
   bool find_arrived(const TicketPtr& ticket);
   TicketPtr find_posted(int from, std::uint32_t tag);
   void accept(int from, std::uint64_t number, const Envelope& envelope, const TicketPtr& ticket);
-  bool send_to(int peer);
+  bool send_to(int peer, int most_chunks);
   bool announce(int peer, Outgoing& out, ChannelLines& lines);
-  bool receive_from(int peer);
+  bool receive_from(int peer, int most_chunks);
   bool take_envelopes(int peer, Incoming& in, ChannelLines& lines);
   void ring_peer(int peer) noexcept;
   bool listens_to(int peer) const noexcept;

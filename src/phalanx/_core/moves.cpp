@@ -108,6 +108,29 @@ void plan_all_to_all(Call& call) {
   plan_ticks(call, 0, static_cast<std::uint64_t>(call.size()));
 }
 
+std::uint64_t size_sent(const Call& call, int from, int to) { return call.sizes(from)[1 + to]; }
+
+std::uint64_t size_expected(const Call& call, int from, int to) { return call.sizes(to)[1 + call.size() + from]; }
+
+std::uint64_t hash_of_size(int from, int to, std::uint64_t size) {
+  std::uint64_t state =
+      size * 0x9e3779b97f4a7c15 + (static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to));
+  state = (state ^ state >> 30) * 0xbf58476d1ce4e5b9;
+  state = (state ^ state >> 27) * 0x94d049bb133111eb;
+  return state ^ state >> 31;
+}
+
+// What this rank sends less what it expects, as hashes: over all ranks that adds up to nothing where every two of them
+// agree. So each rank learns of any two that do not, and reads one number per rank.
+std::uint64_t balance_of(const Call& call) {
+  std::uint64_t balance = 0;
+  for (int peer = 0; peer < call.size(); ++peer) {
+    balance += hash_of_size(call.rank(), peer, size_sent(call, call.rank(), peer));
+    balance -= hash_of_size(peer, call.rank(), size_expected(call, peer, call.rank()));
+  }
+  return balance;
+}
+
 void stage_all_to_all(Call& call, std::uint64_t tick) {
   if (tick == 0) {
     const Blocks& in = call.request().in;
@@ -116,13 +139,10 @@ void stage_all_to_all(Call& call, std::uint64_t tick) {
     *sizes++ = in.largest();
     for (std::size_t block = 0; block < in.num(); ++block) *sizes++ = in.size(block);
     for (std::size_t block = 0; block < out.num(); ++block) *sizes++ = out.size(block);
+    *sizes = balance_of(call);
   }
   stage_by_destination(call, tick);
 }
-
-std::uint64_t size_sent(const Call& call, int from, int to) { return call.sizes(from)[1 + to]; }
-
-std::uint64_t size_expected(const Call& call, int from, int to) { return call.sizes(to)[1 + call.size() + from]; }
 
 // The first two ranks, in rank order, that do not fit: the same on every rank that looks.
 void report_misfit(Call& call) {
@@ -142,12 +162,17 @@ void report_misfit(Call& call) {
 
 bool meet_all_to_all(Call& call) {
   std::uint64_t largest = 0;
+  std::uint64_t balance = 0;
+  bool fits = true;
   for (int peer = 0; peer < call.size(); ++peer) {
-    if (size_sent(call, peer, call.rank()) != size_expected(call, peer, call.rank())) {
-      report_misfit(call);
-      return false;
-    }
     largest = std::max(largest, call.sizes(peer)[0]);
+    balance += call.sizes(peer)[1 + 2 * call.size()];
+    // Compared by themselves, since this rank writes them to its memory.
+    fits = fits && size_sent(call, peer, call.rank()) == size_expected(call, peer, call.rank());
+  }
+  if (!fits || balance != 0) {
+    report_misfit(call);
+    return false;
   }
   plan_ticks(call, largest, static_cast<std::uint64_t>(call.size()));
   return true;

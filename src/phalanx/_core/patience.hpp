@@ -45,6 +45,12 @@ class Patience {
     }
     return lend(start, until, came);
   }
+  // The same for one that must not burn the CPU.
+  template <class Came>
+  bool only_lend(Came&& came) noexcept {
+    const auto start = Clock::now();
+    return lend(start, start + spin_, came);
+  }
 
  private:
   static constexpr int kSpinsBetweenLooks = 64;

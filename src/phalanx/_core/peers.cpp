@@ -1,10 +1,13 @@
 #include "peers.hpp"
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -14,6 +17,8 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "futex.hpp"
@@ -27,11 +32,16 @@ namespace {
 // takes half of this. Peers are promised an answer within a second.
 constexpr std::chrono::milliseconds kTimeToEnd{850};
 
+// How often a process whose pidfd says nothing is looked at closely.
+constexpr std::chrono::milliseconds kBetweenLooks{250};
+
 // Fields of /proc/<pid>/stat, numbered as proc(5) does.
 struct Stat {
-  char state;           // 3
-  std::uint64_t start;  // 22
-  std::int32_t status;  // 52
+  char state;             // 3
+  std::uint64_t threads;  // 20
+  std::uint64_t start;    // 22
+  std::uint64_t stack;    // 28: where the program's stack begins; 0: it has no memory any more, or does not show it
+  std::int32_t status;    // 52
 };
 
 std::optional<Stat> read_stat(pid_t pid) {
@@ -46,7 +56,9 @@ std::optional<Stat> read_stat(pid_t pid) {
   std::string field;
   for (int number = 3; rest >> field; ++number) {
     if (number == 3) stat.state = field[0];
+    if (number == 20) stat.threads = std::stoull(field);
     if (number == 22) stat.start = std::stoull(field);
+    if (number == 28) stat.stack = std::stoull(field);
     if (number == 52) stat.status = std::stoi(field);
   }
   return stat;
@@ -63,9 +75,17 @@ static_assert(sizeof(PidfdInfo) == 64);
 constexpr unsigned long kPidfdGetInfo = _IOWR(0xFF, 11, PidfdInfo);
 constexpr std::uint64_t kPidfdInfoExit = 1 << 3;
 
+// A pidfd of whatever process, not of another kind of file.
+bool is_pidfd(int fd) noexcept {
+  siginfo_t info;
+  const auto id = static_cast<id_t>(fd);
+  // P_PIDFD, which older headers lack.
+  return ::waitid(static_cast<idtype_t>(3), id, &info, WEXITED | WNOHANG | WNOWAIT) == 0 || errno == ECHILD;
+}
+
 struct Watched {
   std::mutex mutex;
-  std::map<std::pair<pid_t, std::uint64_t>, std::weak_ptr<Peer>> peers;
+  std::map<std::tuple<pid_t, std::uint64_t, std::uint64_t>, std::weak_ptr<Peer>> peers;
 };
 
 constinit PerProcess<Watched> g_watched;
@@ -75,7 +95,7 @@ constinit PerProcess<Watched> g_watched;
 Identity own_identity() {
   const pid_t pid = ::getpid();
   const std::optional<Stat> stat = read_stat(pid);
-  return {pid, stat ? stat->start : 0};
+  return {pid, stat ? stat->start : 0, stat ? stat->stack : 0};
 }
 
 std::shared_ptr<Peer> Peer::watch(const Identity& identity) {
@@ -83,10 +103,14 @@ std::shared_ptr<Peer> Peer::watch(const Identity& identity) {
   Watched& all = g_watched.get();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.peers, [](const auto& entry) { return entry.second.expired(); });
-  auto& entry = all.peers[{identity.pid, identity.start}];
+  auto& entry = all.peers[{identity.pid, identity.start, identity.program}];
   std::shared_ptr<Peer> peer = entry.lock();
   if (peer) return peer;
   const int pidfd = static_cast<int>(::syscall(SYS_pidfd_open, identity.pid, 0));
+  // A peer that goes unwatched because a limit was hit would die unnoticed.
+  if (pidfd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM)) {
+    throw std::system_error(errno, std::generic_category(), "pidfd_open of process " + std::to_string(identity.pid));
+  }
   if (pidfd < 0 && errno != ESRCH) return nullptr;
   const std::optional<Stat> stat = read_stat(identity.pid);
   // What can't be read says nothing.
@@ -98,17 +122,62 @@ std::shared_ptr<Peer> Peer::watch(const Identity& identity) {
   return peer;
 }
 
+Peer::Peer(const Identity& identity, int pidfd, bool dead)
+    : identity_(identity), pidfd_(pidfd), fate_(dead ? Fate::ended : Fate::alive) {}
+
 Peer::~Peer() {
-  if (pidfd_ >= 0) ::close(pidfd_);
+  // The number may be that of a file of the program by now.
+  const int pidfd = pidfd_.load(std::memory_order_relaxed);
+  if (pidfd >= 0 && is_pidfd(pidfd)) ::close(pidfd);
+}
+
+// `fired`: the pidfd, or what has its number by now, says that the process has ended, or that it is not open.
+Peer::Fate Peer::find_fate(bool fired) const noexcept {
+  try {
+    const std::optional<Stat> stat = read_stat(identity_.pid);
+    if (!stat) {
+      const bool exists = ::kill(identity_.pid, 0) == 0 || errno != ESRCH;
+      return !exists || (fired && is_pidfd(pidfd_.load(std::memory_order_relaxed))) ? Fate::ended : Fate::alive;
+    }
+    if (identity_.start != 0 && stat->start != identity_.start) return Fate::ended;
+    // A main thread may end before the other threads of its process.
+    const bool is_zombie = stat->state == 'Z' || stat->state == 'X';
+    if (is_zombie) return stat->threads > 1 ? Fate::alive : Fate::ended;
+    if (identity_.program != 0 && stat->stack != 0 && stat->stack != identity_.program) return Fate::replaced;
+  } catch (const std::exception&) {
+  }
+  return Fate::alive;
 }
 
 bool Peer::dead() noexcept {
   if (known_dead()) return true;
-  pollfd poll_fd{pidfd_, POLLIN, 0};
-  if (::poll(&poll_fd, 1, 0) <= 0 || (poll_fd.revents & POLLIN) == 0) return false;
-  status();  // before the parent collects it, where that is the only chance
-  dead_.store(true, std::memory_order_release);
+  pollfd poll_fd{pidfd_.load(std::memory_order_relaxed), POLLIN, 0};
+  const bool fired = ::poll(&poll_fd, 1, 0) > 0;
+  const auto now = Clock::now().time_since_epoch().count();
+  if (!fired && now < next_look_.load(std::memory_order_relaxed)) return false;
+  const std::lock_guard lock(mutex_);
+  if (known_dead()) return true;
+  next_look_.store(now + Clock::duration(kBetweenLooks).count(), std::memory_order_relaxed);
+  const Fate fate = find_fate(fired);
+  if (fate == Fate::alive) {
+    // The number belongs to another file now, or to none: that file is not ours to close.
+    if (fired) pidfd_.store(static_cast<int>(::syscall(SYS_pidfd_open, identity_.pid, 0)), std::memory_order_relaxed);
+    return false;
+  }
+  if (fate == Fate::ended) status();  // before the parent collects it, where that is the only chance
+  fate_.store(fate, std::memory_order_release);
   return true;
+}
+
+std::string Peer::command_line() const {
+  std::ifstream file("/proc/" + std::to_string(identity_.pid) + "/cmdline");
+  std::string text;
+  std::getline(file, text);
+  while (!text.empty() && text.back() == '\0') text.pop_back();
+  const auto is_unprintable = [](unsigned char c) { return c < ' ' || c >= 0x7f; };
+  std::replace(text.begin(), text.end(), '\0', ' ');
+  std::replace_if(text.begin(), text.end(), is_unprintable, '?');
+  return text;
 }
 
 bool Peer::ended_or_late() noexcept {
@@ -121,17 +190,18 @@ bool Peer::ended_or_late() noexcept {
 
 std::int32_t Peer::status() noexcept {
   std::int32_t found = status_.load(std::memory_order_relaxed);
-  if (found != kUnknownStatus || pidfd_ < 0) return found;
+  const int pidfd = pidfd_.load(std::memory_order_relaxed);
+  if (found != kUnknownStatus || pidfd < 0) return found;
   // A process that waits to be collected shows its status in /proc, one that has been collected in its pidfd.
   try {
     const std::optional<Stat> stat = read_stat(identity_.pid);
     if (stat && stat->start == identity_.start && stat->state == 'Z') found = stat->status;
   } catch (const std::exception&) {
   }
-  if (found == kUnknownStatus) {
+  if (found == kUnknownStatus && is_pidfd(pidfd)) {
     PidfdInfo info{};
     info.mask = kPidfdInfoExit;
-    if (::ioctl(pidfd_, kPidfdGetInfo, &info) == 0 && (info.mask & kPidfdInfoExit) != 0) found = info.exit_code;
+    if (::ioctl(pidfd, kPidfdGetInfo, &info) == 0 && (info.mask & kPidfdInfoExit) != 0) found = info.exit_code;
   }
   status_.store(found, std::memory_order_relaxed);
   return found;

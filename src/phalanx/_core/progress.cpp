@@ -1,13 +1,13 @@
 #include "progress.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <system_error>
 #include <utility>
 
 #include "per_process.hpp"
+#include "without_signals.hpp"
 
 namespace phalanx {
 
@@ -18,22 +18,6 @@ constinit PerProcess<Completions> g_completions;
 
 constexpr std::chrono::milliseconds kNap{4};
 constexpr std::chrono::seconds kSleepOfTheIdle{60};
-
-// Signals are the program's: its own threads take them.
-class WithoutSignals {
- public:
-  WithoutSignals() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~WithoutSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  WithoutSignals(const WithoutSignals&) = delete;
-  WithoutSignals& operator=(const WithoutSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 
@@ -79,10 +63,13 @@ void Progress::start() {
   const WithoutSignals without;
   try {
     thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error&) {
-    return;  // no more threads to be had: calls go on when somebody waits for them, or when the next one comes
+  } catch (const std::system_error& error) {
+    // Calls go on when somebody waits for them, or when the next one comes.
+    error_.store(error.code().value(), std::memory_order_relaxed);
+    return;
   }
   ::pthread_setname_np(thread_.native_handle(), "phalanx");
+  error_.store(0, std::memory_order_relaxed);
   running_.store(true, std::memory_order_release);
 }
 

@@ -26,6 +26,8 @@ class Progress {
   void remove(const std::shared_ptr<Lane>& lane);
   // Something is pending in some lane. If it is not urgent, who handed it over may be about to wait for it.
   void wake(bool urgent);
+  // Why the thread could not be started, as an error number; 0: it could, or was not needed.
+  int error() const noexcept { return error_.load(std::memory_order_relaxed); }
 
  private:
   void start();
@@ -40,6 +42,7 @@ class Progress {
   std::thread thread_;
   std::atomic<bool> running_{false};
   std::atomic<bool> stop_{false};
+  std::atomic<int> error_{0};
 
   std::atomic<std::uint32_t> bell_{0};    // rings for whatever is pending
   std::atomic<std::uint32_t> urgent_{0};  // rings for what does not wait for the end of a nap

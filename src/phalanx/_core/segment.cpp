@@ -11,6 +11,7 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -19,6 +20,9 @@ namespace phalanx {
 namespace {
 
 std::atomic<std::uint32_t> g_generation{0};
+
+// As in newer versions of <sys/mman.h> (Linux 5.14).
+constexpr int kPopulateWrite = 23;
 
 [[noreturn]] void fail(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
 
@@ -37,6 +41,52 @@ class Fd {
   int fd_;
 };
 
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  throw std::runtime_error(path + " " + why);
+}
+
+constexpr std::string_view kDigits = "0123456789";
+constexpr std::string_view kHexDigits = "0123456789abcdef";
+
+// Whether a path consists of these parts: a text, one or more of these characters, and so on.
+template <class... More>
+bool has_shape(std::string_view path, std::string_view text, std::string_view characters, More... more) {
+  if (!path.starts_with(text)) return false;
+  path.remove_prefix(text.size());
+  const std::size_t end = std::min(path.find_first_not_of(characters), path.size());
+  if (end == 0) return false;
+  path.remove_prefix(end);
+  if constexpr (sizeof...(More) > 0) {
+    return has_shape(path, more...);
+  } else {
+    return path.empty();
+  }
+}
+
+struct stat stat_of(int fd, const std::string& path) {
+  struct stat status;
+  if (::fstat(fd, &status) != 0) fail("fstat of " + path);
+  return status;
+}
+
+// Payload must not go to memory that another user can read, nor come from memory that another user can write.
+void check_owner(const struct stat& status, const std::string& path) {
+  if (!S_ISREG(status.st_mode)) refuse(path, "is not the segment of this group: it is not a regular file");
+  if (status.st_uid != ::geteuid()) {
+    refuse(path, "belongs to user " + std::to_string(status.st_uid) + ", this process runs as user " +
+                     std::to_string(::geteuid()));
+  }
+  if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0) refuse(path, "is open to other users");
+}
+
+// Whether sizes computed of it can't overflow, and slots hold what is put into them.
+bool makes_sense(const Tuning& tuning) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
+  return tuning.slot_bytes > 0 && tuning.slot_bytes <= kMost && tuning.chunk_bytes > 0 &&
+         tuning.chunk_bytes <= tuning.slot_bytes && tuning.one_shot_bytes <= tuning.slot_bytes &&
+         tuning.message_chunk_bytes > 0 && tuning.message_chunk_bytes <= kMost && tuning.check <= Check::full;
+}
+
 }  // namespace
 
 std::uint32_t fork_generation() noexcept {
@@ -47,7 +97,13 @@ std::uint32_t fork_generation() noexcept {
 }
 
 Segment::Segment(void* base, std::size_t bytes, int fd)
-    : base_(base), bytes_(bytes), fd_(fd), generation_(fork_generation()) {}
+    : base_(base), bytes_(bytes), fd_(fd), generation_(fork_generation()) {
+  struct stat found;
+  if (::fstat(fd, &found) == 0) {
+    inode_ = found.st_ino;
+    device_ = found.st_dev;
+  }
+}
 
 Segment::Segment(Segment&& other) noexcept
     : base_(std::exchange(other.base_, nullptr)),
@@ -55,6 +111,8 @@ Segment::Segment(Segment&& other) noexcept
       fd_(std::exchange(other.fd_, -1)),
       size_(other.size_),
       generation_(other.generation_),
+      inode_(other.inode_),
+      device_(other.device_),
       offsets_(other.offsets_) {}
 
 Segment& Segment::operator=(Segment&& other) noexcept {
@@ -65,6 +123,8 @@ Segment& Segment::operator=(Segment&& other) noexcept {
     fd_ = std::exchange(other.fd_, -1);
     size_ = other.size_;
     generation_ = other.generation_;
+    inode_ = other.inode_;
+    device_ = other.device_;
     offsets_ = other.offsets_;
   }
   return *this;
@@ -80,8 +140,14 @@ void Segment::release() noexcept {
 }
 
 void Segment::close_fd() noexcept {
-  if (fd_ >= 0) ::close(fd_);
+  if (owns_fd()) ::close(fd_);
   fd_ = -1;
+}
+
+// The program may have closed all descriptors that it did not know, and opened another file under this number.
+bool Segment::owns_fd() const noexcept {
+  struct stat found;
+  return fd_ >= 0 && ::fstat(fd_, &found) == 0 && found.st_ino == inode_ && found.st_dev == device_;
 }
 
 bool Segment::reserve_channel(int from, int to) noexcept {
@@ -89,7 +155,12 @@ bool Segment::reserve_channel(int from, int to) noexcept {
   const auto offset = static_cast<off_t>(offsets_.bodies + channel(from, to) * offsets_.body_stride);
   int error;
   do {
-    error = ::posix_fallocate(fd_, offset, static_cast<off_t>(offsets_.body_stride));
+    if (owns_fd()) {
+      error = ::posix_fallocate(fd_, offset, static_cast<off_t>(offsets_.body_stride));
+    } else {
+      auto* const start = static_cast<std::byte*>(base_) + offset;
+      error = ::madvise(start, offsets_.body_stride, kPopulateWrite) == 0 ? 0 : errno;
+    }
   } while (error == EINTR);
   return error == 0;
 }
@@ -163,32 +234,50 @@ Segment Segment::create_file(const std::string& path, int size, Tuning tuning, c
   }
 }
 
-Segment Segment::open(const std::string& path, const Nonce& nonce) {
-  // The path may lead to anything: nothing here may wait, or take a terminal.
-  Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+Segment Segment::open(const std::string& path, const Nonce& nonce, int size) {
+  const bool is_memfd = has_shape(path, "/proc/", kDigits, "/fd/", kDigits);
+  if (!is_memfd && !has_shape(path, "/dev/shm/phalanx-", kHexDigits)) refuse(path, "is not where segments are");
+  const int follow = is_memfd ? 0 : O_NOFOLLOW;
+  // A look at what is there, which opens nothing: it may be a device or a FIFO.
+  Fd looked(::open(path.c_str(), O_PATH | O_CLOEXEC | follow));
+  if (looked.get() < 0) fail("open of " + path);
+  const struct stat seen = stat_of(looked.get(), path);
+  check_owner(seen, path);
+  Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | follow));
   if (fd.get() < 0) fail("open of " + path);
-  struct stat status;
-  if (::fstat(fd.get(), &status) != 0) fail("fstat of " + path);
+  const struct stat status = stat_of(fd.get(), path);
+  if (status.st_dev != seen.st_dev || status.st_ino != seen.st_ino) refuse(path, "was replaced while it was opened");
+  check_owner(status, path);
   // Read before mapping: the number in /proc may by chance be any other file of another process.
-  Header header_bytes;
-  if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) < kPage ||
-      ::pread(fd.get(), static_cast<void*>(&header_bytes), sizeof(Header), 0) != static_cast<ssize_t>(sizeof(Header)) ||
-      header_bytes.magic != kMagic || std::memcmp(header_bytes.nonce, nonce.data(), nonce.size()) != 0) {
-    throw std::runtime_error(path + " is not the segment of this group");
+  Header header;
+  if (::pread(fd.get(), static_cast<void*>(&header), sizeof(Header), 0) != static_cast<ssize_t>(sizeof(Header)) ||
+      header.magic != kMagic || std::memcmp(header.nonce, nonce.data(), nonce.size()) != 0) {
+    refuse(path, "is not the segment of this group");
   }
-  if (header_bytes.version != kVersion) {
-    throw std::runtime_error("the segment has layout version " + std::to_string(header_bytes.version) +
+  if (header.version != kVersion) {
+    throw std::runtime_error("the segment has layout version " + std::to_string(header.version) +
                              ", this library has " + std::to_string(kVersion));
   }
-  const std::size_t bytes = Offsets(static_cast<int>(header_bytes.size), header_bytes.tuning).total;
-  if (header_bytes.total_bytes != bytes || static_cast<std::size_t>(status.st_size) < bytes) {
-    throw std::runtime_error(path + " has the wrong size for a segment");
+  if (header.size != static_cast<std::uint32_t>(size) || !makes_sense(header.tuning)) {
+    refuse(path, "has a header that does not fit this group");
   }
-  Segment segment = map(fd.get(), bytes);
+  const Offsets offsets(size, header.tuning);
+  if (header.total_bytes != offsets.total || static_cast<std::size_t>(status.st_size) != offsets.total) {
+    refuse(path, "has the wrong size for a segment");
+  }
+  // A file that shrinks or has no space behind it turns an access into a SIGBUS.
+  if (is_memfd) {
+    const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) refuse(path, "could be truncated: it is not sealed");
+  } else if (static_cast<std::size_t>(status.st_blocks) * 512 < offsets.bodies) {
+    refuse(path, "has no space reserved");
+  }
+  if ((header.reserved == 0) != is_memfd) refuse(path, "has a header that does not fit its kind");
+  Segment segment = map(fd.get(), offsets.total);
   fd.release();
-  segment.size_ = static_cast<int>(header_bytes.size);
-  segment.offsets_ = Offsets(segment.size_, header_bytes.tuning);
-  if (header_bytes.reserved == 0) segment.close_fd();
+  segment.size_ = size;
+  segment.offsets_ = offsets;
+  if (is_memfd) segment.close_fd();
   return segment;
 }
 

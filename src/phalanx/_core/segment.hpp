@@ -18,8 +18,10 @@ class Segment {
   static Segment create_memfd(int size, const Tuning& tuning, const Nonce& nonce);
   // A file at `path` (mode 0600) with its space reserved, its slots shrunk until it fits. The caller unlinks it.
   static Segment create_file(const std::string& path, int size, Tuning tuning, const Nonce& nonce);
-  // Maps a peer's segment. Throws std::runtime_error where it is not the segment with this nonce.
-  static Segment open(const std::string& path, const Nonce& nonce);
+  // Maps the segment of a group of `size` ranks that a peer offers. The path comes from a store that others may write
+  // to: throws std::runtime_error unless it is a sealed memfd or a file in /dev/shm, the effective user's own and
+  // closed to others, with this nonce.
+  static Segment open(const std::string& path, const Nonce& nonce, int size);
   // A mapping of zeroed private memory, for ranks that are threads of one process (the native stress test).
   static Segment create_private(int size, const Tuning& tuning);
 
@@ -45,7 +47,14 @@ class Segment {
   MessageLine& message_line(int rank) const noexcept { return at<MessageLine>(offsets_.message)[rank]; }
   LastWords& last_words(int rank) const noexcept { return at<LastWords>(offsets_.words)[rank]; }
   Answer& answer(int rank) const noexcept { return at<Answer>(offsets_.answers)[rank]; }
-  Testimony& testimony(int rank) const noexcept { return at<Testimony>(offsets_.testimonies)[rank]; }
+  RefusalLine& refusal(int rank, LaneKind kind) const noexcept {
+    return at<RefusalLine>(
+        offsets_.refusals)[static_cast<std::size_t>(rank) * kLaneKinds + static_cast<std::size_t>(kind)];
+  }
+  Testimony& testimony(std::uint32_t report, int rank) const noexcept {
+    return at<Testimony>(
+        offsets_.testimonies)[report * static_cast<std::uint32_t>(size_) + static_cast<std::uint32_t>(rank)];
+  }
   LocationLine& location_line(int rank, std::uint32_t id) const noexcept {
     return at<LocationLine>(offsets_.locations)[static_cast<std::size_t>(rank) * kLocations + id % kLocations];
   }
@@ -76,6 +85,7 @@ class Segment {
   static Segment map(int fd, std::size_t bytes);
   void format(int size, const Tuning& tuning, const Nonce& nonce);
   void release() noexcept;
+  bool owns_fd() const noexcept;
 
   std::size_t channel(int from, int to) const noexcept {
     return static_cast<std::size_t>(from) * static_cast<std::size_t>(size_) + static_cast<std::size_t>(to);
@@ -90,6 +100,9 @@ class Segment {
   int fd_ = -1;
   int size_ = 0;
   std::uint32_t generation_ = 0;
+  // Of the file behind the descriptor.
+  std::uint64_t inode_ = 0;
+  std::uint64_t device_ = 0;
   Offsets offsets_{1, Tuning{}};
 };
 

@@ -84,6 +84,7 @@ class CallTicket : public Ticket {
   }
   Request request;
   FloatMode float_mode;
+  bool is_short = false;         // the thread that hands over a call may carry this one out
   bool began_when_made = false;  // whoever made it goes on with it, and nothing was before it
 };
 

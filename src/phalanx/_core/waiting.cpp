@@ -11,6 +11,13 @@ namespace phalanx {
 
 namespace {
 
+// So long a rank may take from the claim of a report to its publishing, before another one takes over: what it does
+// meanwhile takes microseconds.
+constexpr std::chrono::milliseconds kLongestReport{100};
+// The last one that can take over gets more time: after it, the group has no failure to tell.
+constexpr std::chrono::milliseconds kLastReport{5000};
+constexpr std::chrono::microseconds kBetweenLooks{50};
+
 constexpr std::size_t index(Counter counter) { return static_cast<std::size_t>(counter); }
 
 }  // namespace
@@ -180,6 +187,10 @@ Failure Lines::describe_gone(int rank) const {
   failure.status = kUnknownStatus;
   Peer* process = process_of(rank);
   if (process != nullptr && failure.leaving != Leaving::closed && process->dead()) failure.status = process->status();
+  if (failure.leaving == Leaving::no && process != nullptr && process->replaced()) {
+    failure.leaving = Leaving::replaced;
+    copy_text(failure.text, process->command_line());
+  }
   if (failure.status == kUnknownStatus) failure.status = exit_status(rank);
   return failure;
 }
@@ -190,30 +201,49 @@ std::int32_t Lines::exit_status(int rank) const noexcept {
   return told != 0 ? told - 1 : kUnknownStatus;
 }
 
-bool Lines::claim_failure() noexcept {
-  std::uint32_t none = 0;
-  return header_.failure_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel);
+// A rank that finds a failure while another one reports one waits for that report. It takes over with what it has found
+// itself where the other rank has died or is held up (stopped, throttled) for too long, or where a timeout says that
+// nobody waits any longer. Every report has memory of its own: a rank that was held up goes on writing to it,
+// harmlessly.
+std::optional<std::uint32_t> Lines::claim_report(FailureKind kind) noexcept {
+  const auto until = Clock::now() + kLongestReport;
+  while (true) {
+    const ReportState state = report_state();
+    if (state.is_published()) return std::nullopt;
+    const bool is_late = Clock::now() >= until;
+    bool takes_over = is_late || kind == FailureKind::timeout;
+    if (state.is_claimed() && !takes_over) {
+      Peer* const process = process_of(state.claimer());
+      takes_over = process != nullptr && process->dead();
+    }
+    if (!state.is_claimed() || takes_over) {
+      const std::uint32_t report = state.is_claimed() ? state.report() + 1 : 0;
+      std::uint32_t seen = state.word();
+      if (report < kReports && header_.report_state.compare_exchange_strong(
+                                   seen, ReportState::claimed(report, rank_).word(), std::memory_order_acq_rel)) {
+        return report;
+      }
+      if (report == kReports && Clock::now() >= until + kLastReport) return std::nullopt;
+    }
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
 }
 
-void Lines::publish_failure(const Failure& failure) noexcept {
-  header_.failure = failure;
-  header_.failure_state.store(2, std::memory_order_seq_cst);
+void Lines::publish_report(std::uint32_t report, const Failure& failure) noexcept {
+  header_.failures[report] = failure;
+  // Fails where another rank has taken over.
+  std::uint32_t mine = ReportState::claimed(report, rank_).word();
+  header_.report_state.compare_exchange_strong(mine, ReportState::published(report).word(), std::memory_order_seq_cst);
 }
 
 Failure Lines::failure() const {
-  // Whoever claimed the record fills it at once, unless it was killed just there: then the wait must end all the same.
-  const auto until = Clock::now() + std::chrono::milliseconds(100);
-  while (header_.failure_state.load(std::memory_order_acquire) != 2) {
-    if (Clock::now() > until) {
-      Failure lost{};
-      lost.kind = FailureKind::aborted;
-      lost.rank = lost.peer = -1;
-      std::strcpy(lost.text, "a rank died or was held up while it reported a failure");
-      return lost;
-    }
-    std::this_thread::yield();
-  }
-  return header_.failure;
+  const ReportState state = report_state();
+  if (state.is_published()) return header_.failures[state.report()];
+  Failure lost{};
+  lost.kind = FailureKind::aborted;
+  lost.rank = lost.peer = -1;
+  std::strcpy(lost.text, "several ranks died or were held up while they reported a failure");
+  return lost;
 }
 
 void Lines::abort(const Failure& failure) noexcept {
@@ -255,8 +285,9 @@ std::string Lines::location_text(int rank, std::uint32_t id) const {
   return line.id.load(std::memory_order_relaxed) == id ? text : std::string();
 }
 
-void Lines::testify(int rank, std::uint64_t called, std::uint64_t latest) noexcept {
-  Testimony& testimony = segment_.testimony(rank);
+void Lines::testify(std::uint32_t report, int rank, LaneKind kind, std::uint64_t called,
+                    std::uint64_t latest) noexcept {
+  Testimony& testimony = segment_.testimony(report, rank);
   const auto set = [&](std::uint64_t seq, Descriptor& call, auto& where) {
     call = seq != 0 ? segment_.descriptor(rank, seq) : Descriptor{};
     // Gone by now, where the rank is far ahead.
@@ -268,6 +299,7 @@ void Lines::testify(int rank, std::uint64_t called, std::uint64_t latest) noexce
   // Ranks that do not wait may have got further: what matters is what came before.
   const std::uint64_t completed = segment_.answer(rank).completed.load(std::memory_order_acquire);
   set(std::min(completed, latest), testimony.completed, testimony.completed_where);
+  copy_text(testimony.refused, segment_.refusal(rank, kind).text.read());
 }
 
 void Lines::note(ShapeNote note) {

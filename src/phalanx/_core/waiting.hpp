@@ -34,6 +34,25 @@ struct Condition {
   std::uint64_t value;
 };
 
+// A condition in one word, which threads can share. Ticks are counted one by one: they never need 51 bits.
+using PackedCondition = std::uint64_t;
+inline constexpr PackedCondition kNoCondition = ~PackedCondition{0};
+inline constexpr int kCounterBits = 2, kPeerBits = 11;
+static_assert(kMaxRanks < 1 << kPeerBits);
+
+constexpr PackedCondition pack(const Condition& condition) noexcept {
+  const auto peer = static_cast<PackedCondition>(condition.peer - kEveryPeer);
+  return condition.value << (kCounterBits + kPeerBits) | peer << kCounterBits |
+         static_cast<PackedCondition>(condition.counter);
+}
+
+constexpr Condition unpack(PackedCondition packed) noexcept {
+  const auto low = [&](int bits) { return packed & ((PackedCondition{1} << bits) - 1); };
+  return {static_cast<Counter>(low(kCounterBits)),
+          static_cast<int>(low(kCounterBits + kPeerBits) >> kCounterBits) + kEveryPeer,
+          packed >> (kCounterBits + kPeerBits)};
+}
+
 enum class WaitResult {
   reached,
   failed,       // the group has a failure (Lines::failure)
@@ -79,6 +98,12 @@ class Lines {
   void publish(Counter counter, std::uint64_t value) noexcept;
   bool reached(const Condition& condition) noexcept;
   WaitResult wait(const Condition& condition, Clock::time_point until) noexcept;
+  // Lends the CPU for a while instead of sleeping; true when the condition came true, or will not any more, or
+  // `stop()`.
+  template <class Stop>
+  bool linger(const Condition& condition, Stop&& stop) noexcept {
+    return patience_.only_lend([&] { return reached(condition) || failed() || stop(); });
+  }
 
   // For those who sleep elsewhere: announces what this rank waits for. The bell is to be slept on; none where the
   // condition has come true or will not any more. arm() once more, or disarm(), before any other wait.
@@ -104,21 +129,24 @@ class Lines {
 
   // The first failure is kept, later ones are dropped. Wakes everybody.
   void fail(const Failure& failure) noexcept {
-    fail(failure, [] {});
+    fail(failure, [](std::uint32_t) {});
   }
-  // `fill` writes what belongs to the failure, if this is the first one.
+  // `fill(report)` writes the testimonies of the failure, if this rank is the one that reports. When this returns the
+  // group has a failure, this one or another, unless all ranks that began to report one are held up for seconds.
   template <class Fn>
   void fail(const Failure& failure, Fn&& fill) noexcept {
-    if (claim_failure()) {
-      fill();
-      publish_failure(failure);
+    if (const std::optional<std::uint32_t> report = claim_report(failure.kind)) {
+      fill(*report);
+      publish_report(*report, failure);
     }
     ring_all();
   }
   // Ends all waits; with this failure, unless there is one already.
   void abort(const Failure& failure) noexcept;
-  bool failed() const noexcept { return header_.failure_state.load(std::memory_order_acquire) != 0; }
+  bool failed() const noexcept { return report_state().is_published(); }
   Failure failure() const;
+  // Whose testimonies belong to the failure.
+  std::uint32_t report() const noexcept { return report_state().report(); }
   // False: calls that do not need the rank that was lost may go on.
   bool failed_for_all() const;
   // This rank has seen the failure and takes no further step of the kind.
@@ -128,9 +156,9 @@ class Lines {
   void place(const Location* location) noexcept;
   // Empty where it is not known, or not known any more.
   std::string location_text(int rank, std::uint32_t id) const;
-  // Writes down, for the failure that this rank has claimed, what a rank called (0: nothing) and the last call that it
-  // completed, of those up to `latest`.
-  void testify(int rank, std::uint64_t called, std::uint64_t latest) noexcept;
+  // Writes down, for the report that this rank has claimed, what a rank called (0: nothing), the last call that it
+  // completed, of those up to `latest`, and the last one of the kind that it refused.
+  void testify(std::uint32_t report, int rank, LaneKind kind, std::uint64_t called, std::uint64_t latest) noexcept;
   // To be told to the user, once.
   void note(ShapeNote note);
   std::optional<ShapeNote> take_note();
@@ -150,8 +178,11 @@ class Lines {
   }
   void ring_if_complete(Counter counter, std::uint64_t before, std::uint64_t now) noexcept;
   void ring_all() noexcept;
-  bool claim_failure() noexcept;
-  void publish_failure(const Failure& failure) noexcept;
+  ReportState report_state() const noexcept {
+    return ReportState(header_.report_state.load(std::memory_order_acquire));
+  }
+  std::optional<std::uint32_t> claim_report(FailureKind kind) noexcept;
+  void publish_report(std::uint32_t report, const Failure& failure) noexcept;
   template <class Fn>
   bool all_peers(const Condition& condition, int waiter, Fn&& load) const noexcept;
 

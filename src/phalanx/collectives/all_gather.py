@@ -9,7 +9,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from phalanx.collectives.checks import check_list, check_same_dtype, check_size, check_tensor, fail, hash_layout
+from phalanx.collectives.checks import (
+    check_apart,
+    check_list,
+    check_same_dtype,
+    check_size,
+    check_tensor,
+    fail,
+    hash_layout,
+)
 from phalanx.collectives.moving import give, take
 from phalanx.types import Blocks, Call, GroupInfo
 
@@ -22,6 +30,7 @@ def build(info: GroupInfo, outputs: Sequence[Tensor], tensor: Tensor) -> Call:
     dtype = tensor.dtype
     check_same_dtype(info, "all_gather", "outputs", outputs, dtype)
     check_size(info, "all_gather", "tensor", numel, numels[info.rank], f"as in outputs[{info.rank}]")
+    check_apart(info, "all_gather", outputs, lambda i: f"outputs[{i}]")
     return Call(
         "all_gather",
         meaning,
@@ -63,11 +72,13 @@ def build_coalesced(info: GroupInfo, output_lists: Sequence[Sequence[Tensor]], i
         _check_pairs(info, f"outputs[{p}]", outputs, inputs)
     for i, (numel, expected) in enumerate(zip(numels, rows[info.rank], strict=True)):
         check_size(info, "all_gather", f"inputs[{i}]", numel, expected, f"as in outputs[{info.rank}][{i}]")
+    received = [tensor for outputs in output_lists for tensor in outputs]
+    check_apart(info, "all_gather", received, lambda i: f"outputs[{i // len(inputs)}][{i % len(inputs)}]")
     return Call(
         "all_gather",
         meaning,
         Blocks(list(inputs)),
-        Blocks([tensor for outputs in output_lists for tensor in outputs], info.size, listed=True),
+        Blocks(received, info.size, listed=True),
         dtype=inputs[0].dtype,
         count=sum(map(sum, rows)),
         layout=hash_layout(rows, inputs),
@@ -81,6 +92,7 @@ def build_single_coalesced(info: GroupInfo, outputs: Sequence[Tensor], inputs: S
     _check_pairs(info, "outputs", outputs, inputs)
     for i, (count, numel) in enumerate(zip(counts, numels, strict=True)):
         check_size(info, "all_gather", f"outputs[{i}]", count, numel * info.size, f"{info.size} ranks times {numel}")
+    check_apart(info, "all_gather", outputs, lambda i: f"outputs[{i}]")
     return Call(
         "all_gather",
         meaning,

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from phalanx.collectives.checks import (
+    PLAIN_CLASSES,
     PLAIN_REDUCTIONS,
+    check_apart,
     check_list,
     check_reduction,
     check_same_dtype,
@@ -35,6 +37,8 @@ def plain(tensor: Tensor, reduce_op: int) -> int:
         fits = tensor.layout is _STRIDED and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
     except AttributeError:
         return 0
+    if type(tensor) not in PLAIN_CLASSES:
+        return 0
     return code if fits else 0
 
 
@@ -58,6 +62,7 @@ def build_coalesced(info: GroupInfo, tensors: Sequence[Tensor], reduce_op: int, 
     dtype = tensors[0].dtype
     check_same_dtype(info, "all_reduce", "tensors", tensors, dtype)
     check_reduction(info, "all_reduce", dtype, reduce_op, factor)
+    check_apart(info, "all_reduce", tensors, lambda i: f"tensors[{i}]")
     blocks = Blocks(list(tensors))
     return Call(
         "all_reduce",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from phalanx.collectives.checks import check_list, check_same_dtype, check_tensor, fail
+from phalanx.collectives.checks import check_apart, check_list, check_same_dtype, check_tensor, fail
 from phalanx.collectives.moving import give, take
 from phalanx.types import Blocks, Call, GroupInfo
 
@@ -24,6 +24,7 @@ def build(info: GroupInfo, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) 
     check_same_dtype(info, "all_to_all", "inputs", inputs, dtype)
     check_same_dtype(info, "all_to_all", "outputs", outputs, dtype)
     _check_own(info, inputs[info.rank].numel(), outputs[info.rank].numel())
+    check_apart(info, "all_to_all", outputs, lambda i: f"outputs[{i}]")
     return Call(
         "all_to_all",
         meaning,
@@ -37,14 +38,14 @@ def build(info: GroupInfo, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) 
 def build_single(
     info: GroupInfo, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
 ) -> Call:
-    """Splits are numbers of rows of dimension 0, one a rank; empty splits cut into equal parts."""
+    """Splits are numbers of rows of dimension 0, one per rank; empty splits cut into equal parts."""
     check_tensor(info, "all_to_all", "output", output, written=True)
     check_tensor(info, "all_to_all", "tensor", tensor)
     dtype = tensor.dtype
     if output.dtype is not dtype:
         check_same_dtype(info, "all_to_all", "output", [output], dtype)
-    inputs = _cut(info, "tensor", tensor, "input_splits", input_splits)
-    outputs = _cut(info, "output", output, "output_splits", output_splits)
+    inputs = _cut(info, "tensor", tensor, "input_split_sizes", input_splits)
+    outputs = _cut(info, "output", output, "output_split_sizes", output_splits)
     _check_own(info, _own_numel(info, inputs), _own_numel(info, outputs))
     return Call("all_to_all", meaning, inputs, outputs, dtype=dtype, count=-1)
 
@@ -89,7 +90,7 @@ def _cut(info: GroupInfo, name: str, tensor: Tensor, splits_name: str, splits: S
             info,
             "all_to_all",
             "LIST",
-            f"expected {info.size} {splits_name}, one a rank, got {len(splits)}",
+            f"expected {info.size} {splits_name}, one per rank, got {len(splits)}",
             f"give {splits_name} one entry for each of the {info.size} ranks of the group",
         )
     if min(splits) < 0 or sum(splits) != rows:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from phalanx.collectives.checks import check_list, check_root, check_tensor, hash_layout
+from phalanx.collectives.checks import check_apart, check_list, check_root, check_tensor, hash_layout
 from phalanx.collectives.moving import give, take
 from phalanx.types import Blocks, Call, GroupInfo
 
@@ -28,6 +28,8 @@ def build_coalesced(info: GroupInfo, tensors: Sequence[Tensor], root: int) -> Ca
     check_root(info, "broadcast", root)
     is_root = info.rank == root
     numels = check_list(info, "broadcast", "tensors", tensors, written=not is_root)
+    if not is_root:
+        check_apart(info, "broadcast", tensors, lambda i: f"tensors[{i}]")
     blocks = Blocks(list(tensors))
     return Call(
         "broadcast",

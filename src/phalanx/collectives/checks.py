@@ -7,7 +7,7 @@ and the diagnosis starts over in a function of its own.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -15,10 +15,14 @@ from torch import Tensor
 
 from phalanx.collectives.reduction import PREMUL_SUM, REDUCE_OPS
 from phalanx.errors import InvalidCall
+from phalanx.memory import find_shared
 from phalanx.types import REDUCE_OP_NAMES, GroupInfo
 
 __all__ = [
+    "PLAIN_CLASSES",
     "PLAIN_REDUCTIONS",
+    "HasOwnDispatch",
+    "check_apart",
     "check_list",
     "check_reduction",
     "check_root",
@@ -30,10 +34,16 @@ __all__ = [
 ]
 
 _STRIDED = torch.strided
+# Other classes may carry out calls themselves.
+PLAIN_CLASSES = (Tensor, torch.nn.Parameter)
 # Several elements share a byte, so that numel and itemsize do not give the number of bytes.
 _PACKED = frozenset({torch.quint4x2, torch.quint2x4})
 # (dtype, reduce op) where no factor has to be looked at.
 PLAIN_REDUCTIONS = frozenset((dtype, op) for dtype, ops in REDUCE_OPS.items() for op in ops if op != PREMUL_SUM)
+
+
+class HasOwnDispatch(Exception):  # noqa: N818  # no error: the call takes another way
+    """A tensor's class carries out calls itself (`__torch_dispatch__`): it has no memory, or not only memory."""
 
 
 def fail(info: GroupInfo, op: str, code: str, message: str, hint: str) -> NoReturn:
@@ -77,6 +87,20 @@ def check_list(
     return numels
 
 
+def check_apart(info: GroupInfo, op: str, tensors: Sequence[Tensor], name: Callable[[int], str]) -> None:
+    """No two of the tensors, which the call writes, share memory. `name` gives the name of each by its place."""
+    shared = find_shared(tensors) if len(tensors) > 1 else None
+    if shared is not None:
+        one, other = map(name, shared)
+        fail(
+            info,
+            op,
+            "OVERLAP",
+            f"expected outputs that share no memory, got {one} and {other}, which do",
+            f"pass {other}.clone() and copy the result back, or give each output memory of its own",
+        )
+
+
 def check_same_dtype(info: GroupInfo, op: str, name: str, tensors: Sequence[Tensor], dtype: torch.dtype) -> None:
     for i, tensor in enumerate(tensors):
         if tensor.dtype is not dtype:
@@ -102,7 +126,7 @@ def check_size(info: GroupInfo, op: str, name: str, numel: int, expected: int, b
 
 
 def check_root(info: GroupInfo, op: str, root: int) -> None:
-    if isinstance(root, int) and 0 <= root < info.size:
+    if type(root) is int and 0 <= root < info.size:
         return
     fail(
         info,
@@ -167,7 +191,13 @@ def hash_layout(blocks: Sequence[Sequence[int]], tensors: Sequence[Tensor] = ())
 def _plain_numel(tensor: Any) -> int:
     """The number of elements, or -1 where a closer look is due."""
     try:
-        if tensor.layout is _STRIDED and tensor.is_cpu and tensor.is_contiguous() and tensor.dtype not in _PACKED:
+        if (
+            type(tensor) in PLAIN_CLASSES
+            and tensor.layout is _STRIDED
+            and tensor.is_cpu
+            and tensor.is_contiguous()
+            and tensor.dtype not in _PACKED
+        ):
             numel: int = tensor.numel()
             return numel
     except AttributeError:
@@ -205,6 +235,8 @@ def _diagnose(info: GroupInfo, op: str, name: str, tensor: Any, written: bool) -
             f"expected {name} to be a torch.Tensor, got {type(tensor).__name__}",
             f"convert {name} with torch.as_tensor",
         )
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise HasOwnDispatch(type(tensor).__name__)
     if tensor.layout is not _STRIDED:
         fail(
             info,

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from phalanx.collectives.checks import check_list, check_root, check_same_dtype, check_size, check_tensor, fail
+from phalanx.collectives.checks import (
+    check_apart,
+    check_list,
+    check_root,
+    check_same_dtype,
+    check_size,
+    check_tensor,
+    fail,
+)
 from phalanx.collectives.moving import give, take
 from phalanx.types import Blocks, Call, GroupInfo
 
@@ -24,6 +32,7 @@ def build(info: GroupInfo, outputs: Sequence[Tensor] | None, tensor: Tensor, roo
         check_same_dtype(info, "gather", "outputs", outputs, dtype)
         for p, numel in enumerate(numels):
             check_size(info, "gather", f"outputs[{p}]", numel, count, "as in tensor")
+        check_apart(info, "gather", outputs, lambda i: f"outputs[{i}]")
         received = Blocks(list(outputs), info.size, listed=True)
     elif outputs:
         fail(

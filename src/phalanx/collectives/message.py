@@ -5,17 +5,17 @@ A message is no Call: it has two sides only, and nothing about it is compared ac
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from phalanx.collectives.checks import check_tensor, fail
+from phalanx.collectives.checks import PLAIN_CLASSES, check_tensor, fail
 from phalanx.collectives.moving import give, take
+from phalanx.collectives.numbers import index_of, whole
 from phalanx.types import DTYPE_CODES, Blocks, GroupInfo
 
-__all__ = ["ANY_SOURCE", "check", "meaning", "plain"]
+__all__ = ["ANY_SOURCE", "check", "known_ends", "meaning", "plain"]
 
 # Receive from whoever comes first.
 ANY_SOURCE = -1
@@ -34,6 +34,8 @@ def plain(info: GroupInfo, tensor: Any, peer: Any, tag: Any) -> int:
         fits = tensor.layout is _STRIDED and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
     except AttributeError:
         return 0
+    if type(tensor) not in PLAIN_CLASSES:
+        return 0
     right = type(peer) is int and 0 <= peer < info.size and type(tag) is int and 0 <= tag <= _MOST_TAG
     return code if fits and right else 0
 
@@ -44,10 +46,11 @@ def check(info: GroupInfo, op: str, tensor: Any, peer: Any, tag: Any) -> tuple[i
     `peer` is ANY_SOURCE for a receive from anybody.
     """
     check_tensor(info, op, "tensor", tensor, written=op == "recv")
-    peer, tag = _whole(peer), _whole(tag)
-    if type(peer) is not int or not 0 <= peer < info.size:
+    peer = whole(info, op, "PEER", "the peer", peer)
+    tag = whole(info, op, "TAG", "the tag", tag)
+    if not 0 <= peer < info.size:
         _check_peer(info, op, peer)
-    if type(tag) is not int or not 0 <= tag <= _MOST_TAG:
+    if not 0 <= tag <= _MOST_TAG:
         fail(
             info,
             op,
@@ -58,19 +61,19 @@ def check(info: GroupInfo, op: str, tensor: Any, peer: Any, tag: Any) -> tuple[i
     return peer, tag
 
 
-def _whole(number: Any) -> Any:
-    """Other classes of whole numbers, such as NumPy's, as an int."""
-    try:
-        return operator.index(number)
-    except TypeError:
-        return number
+def known_ends(info: GroupInfo, op: str, peer: Any, tag: Any) -> tuple[int | None, int | None]:
+    """Peer and tag of a message that may be wrong, as far as they are right."""
+    peer, tag = index_of(peer), index_of(tag)
+    is_peer = peer is not None and (0 <= peer < info.size or (op == "recv" and peer == ANY_SOURCE))
+    is_tag = tag is not None and 0 <= tag <= _MOST_TAG
+    return peer if is_peer else None, tag if is_tag else None
 
 
 def meaning(sent: Tensor, received: Tensor) -> None:
     give(Blocks([received]), take(Blocks([sent])))
 
 
-def _check_peer(info: GroupInfo, op: str, peer: Any) -> None:
+def _check_peer(info: GroupInfo, op: str, peer: int) -> None:
     if op == "recv" and peer == ANY_SOURCE and info.size > 1:
         return
     if op == "recv" and peer == ANY_SOURCE:

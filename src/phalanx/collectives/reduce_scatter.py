@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from phalanx.collectives.checks import (
+    check_apart,
     check_list,
     check_reduction,
     check_same_dtype,
@@ -87,6 +88,7 @@ def build_single_coalesced(
     for i, (count, numel) in enumerate(zip(counts, numels, strict=True)):
         check_size(info, "reduce_scatter", f"inputs[{i}]", count, numel * info.size, f"{info.size} ranks times {numel}")
     check_reduction(info, "reduce_scatter", dtype, reduce_op, factor)
+    check_apart(info, "reduce_scatter", outputs, lambda i: f"outputs[{i}]")
     return Call(
         "reduce_scatter",
         meaning,

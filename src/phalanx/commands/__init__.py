@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from collections.abc import Sequence
 
 from phalanx.commands import dump, report
+from phalanx.commands.saying import say
 
 __all__ = ["main"]
 
@@ -27,8 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.disable()
     try:
         status: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads has seen enough, as `head` has. Python flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (OSError, ValueError) as error:
-        print(f"phalanx: {error}", file=sys.stderr)
+        say(f"phalanx: {error}".split("\n"), sys.stderr)
         return 2
     finally:
         gc.enable()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from phalanx.commands.boxes import FOLDERS_HELP, read_folders
+from phalanx.commands.saying import say
 from phalanx.debug import flight
 from phalanx.debug.job import Process, newest_processes
 from phalanx.debug.records import ending_of
@@ -25,19 +26,20 @@ def run(arguments: argparse.Namespace) -> int:
     boxes, problems = read_folders(arguments.folders)
     processes = newest_processes(Process(box, ending_of(box)) for box in boxes)
     newest = [process.box for process in processes if process.box.rank >= 0]
-    traces = {box.rank: flight.trace_of(box, arguments.short) for box in newest}
-    flight.align(traces)
+    # One trace at a time: each takes several times the memory of its box.
+    floors = flight.floors_of({box.rank: flight.outline_of(flight.trace_of(box, short=True)) for box in newest})
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     kind: flight.Format = "json" if arguments.json else "pickle"
-    for rank, trace in traces.items():
-        flight.write(trace, out / flight.file_name(rank, kind), kind)
+    for box in newest:
+        trace = flight.trace_of(box, arguments.short)
+        flight.align(trace, floors)
+        flight.write(trace, out / flight.file_name(box.rank, kind), kind)
     kept = {box.path for box in newest}
     problems += [f"{box.path}: without a rank, or of an earlier process" for box in boxes if box.path not in kept]
-    for problem in problems:
-        print(f"phalanx: left out: {problem}", file=sys.stderr)
-    print(f"{len(traces)} {'trace' if len(traces) == 1 else 'traces'} in {out}")
+    say([f"phalanx: left out: {problem}" for problem in problems], sys.stderr)
+    say([f"{len(newest)} {'trace' if len(newest) == 1 else 'traces'} in {out}"])
     if kind == "pickle":
-        partial = " --allow-incomplete-ranks" if len(traces) < max(box.world_size for box in boxes) else ""
-        print(f"Next: torchfrtrace --prefix {flight.PREFIX}{partial} {out}")
+        partial = " --allow-incomplete-ranks" if len(newest) < max(box.world_size for box in boxes) else ""
+        say([f"Next: torchfrtrace --prefix {flight.PREFIX}{partial} {out}"])
     return 0

@@ -6,12 +6,15 @@ Works while the job runs, and after its processes were killed. Without a folder 
 from __future__ import annotations
 
 import argparse
+import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.commands.boxes import FOLDERS_HELP, read_folders
-from phalanx.debug.folders import base_folder, job_folders
+from phalanx.commands.saying import say
+from phalanx.debug.bases import bases
+from phalanx.debug.evidence import read_text
+from phalanx.debug.folders import find_jobs
 from phalanx.debug.job import Process
 from phalanx.debug.records import ending_of
 from phalanx.reporters.text import report_lines
@@ -24,24 +27,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    # What this user did not name must be this user's.
+    is_own = not arguments.folders
     folders: list[Path] = arguments.folders or [_newest()]
-    boxes, problems = read_folders(folders)
+    boxes, problems = read_folders(folders, is_own)
+    written, others = read_text(*folders, is_own=is_own)
     processes = [Process(box, ending_of(box)) for box in boxes]
-    title = ", ".join(folder.resolve().name for folder in folders)
-    print("\n".join(report_lines(title, processes, time.time_ns(), _texts(folders), problems)))
+    title = ", ".join(Path(os.path.realpath(folder)).name for folder in folders)
+    say(report_lines(title, processes, time.time_ns(), written, problems + others))
     return 0
 
 
 def _newest() -> Path:
-    base = base_folder()
-    folders = [folder for folder in job_folders(base) if any(folder.glob("*.box"))]
+    folders = find_jobs()
     if not folders:
-        raise ValueError(f"there is no job folder in {base}; a job that ended well leaves none behind")
+        places = ", ".join(str(base.path) for base in bases())
+        raise ValueError(f"there is no job folder in {places}; a job that ended well leaves none behind")
     return folders[-1]
-
-
-def _texts(folders: Sequence[Path]) -> list[tuple[str, str]]:
-    """What processes wrote when they failed, the earliest first."""
-    paths = [path for folder in folders for path in folder.glob("*.txt")]
-    paths.sort(key=lambda path: path.stat().st_mtime_ns)
-    return [(path.name, path.read_text(errors="replace")) for path in paths]

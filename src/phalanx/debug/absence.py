@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from phalanx import _native
 from phalanx.debug.answers import Whereabouts
-from phalanx.debug.records import Box, Record, read_box
+from phalanx.debug.job_folder import JobFolder
+from phalanx.debug.records import Box, Record, is_alive, read_box
 from phalanx.types import GroupInfo
 
 __all__ = ["MOST_RECORDS", "Asker", "describe_absent", "describe_last_calls", "last_calls"]
@@ -47,7 +48,7 @@ class Asker(NamedTuple):
 
     group: _native.Group
     info: GroupInfo
-    identities: Sequence[tuple[int, int]]  # of the processes of the ranks: number and start time
+    identities: Sequence[tuple[int, int, int]]  # of the processes of the ranks: number, start time and program
     own: Box | None
     path_of: Callable[[int], str]  # where the box of a rank of the job is; empty where this rank does not know
     known: dict[str, _Records | None]  # boxes that were read for this report, by their paths
@@ -144,7 +145,7 @@ def _look_for(asker: Asker, rank: int, call: _Awaited, patience: float) -> _Find
     records = _records_of(asker, rank)
     completed = [record for record in records.calls if record.state == "completed"]
     last = completed[-1] if completed else None
-    pid, start = asker.identities[rank] if asker.identities else (0, 0)
+    pid, start, _ = asker.identities[rank] if asker.identities else (0, 0, 0)
     if (_state_of(pid) or "?") in _STOPPED:
         return _Finding("is stopped (by SIGSTOP, Ctrl-Z or a debugger); SIGCONT lets it go on", last, [])
     is_gone = asker.group.has_left(rank) or _is_dead(pid, start)
@@ -215,7 +216,7 @@ def _is_behind(own: Box | None, record: Record) -> bool:
 
 def _without_answer(asker: Asker, rank: int) -> str:
     """What the segment and the system say of a process that does not answer."""
-    pid, start = asker.identities[rank] if asker.identities else (0, 0)
+    pid, start, _ = asker.identities[rank] if asker.identities else (0, 0, 0)
     if asker.group.has_left(rank):
         return "has left the group, or ended"
     state = _state_of(pid)
@@ -237,8 +238,7 @@ def _state_of(pid: int) -> str:
 
 
 def _is_dead(pid: int, start: int) -> bool:
-    peer = _native.Peer.watch(pid, start) if pid > 0 else None
-    return peer is not None and peer.dead
+    return pid > 0 and not is_alive(pid, start)
 
 
 def _read(path: str) -> str:
@@ -256,11 +256,16 @@ def _records_of(asker: Asker, rank: int) -> _Records:
 def _records_at(asker: Asker, path: str) -> _Records | None:
     if path not in asker.known:
         try:
-            box = read_box(path, MOST_RECORDS) if path else None
+            box = _read_peer_s_box(Path(path)) if path else None
         except (OSError, ValueError):
             box = None
         asker.known[path] = None if box is None else _newest(asker, box)
     return asker.known[path]
+
+
+def _read_peer_s_box(path: Path) -> Box:
+    with JobFolder.own(path.parent) as folder, folder.open(path.name) as file:
+        return read_box(file, MOST_RECORDS)
 
 
 def _newest(asker: Asker, box: Box) -> _Records:

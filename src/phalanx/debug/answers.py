@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -18,11 +18,13 @@ from types import FrameType
 from typing import NamedTuple
 
 from phalanx import _native
+from phalanx.log import logger
+from phalanx.printable import printable
+from phalanx.transports import limits
 from phalanx.transports.places import is_framework, is_ours, short_path
 
 __all__ = ["Whereabouts", "describe_frame", "start", "stop"]
 
-_logger = logging.getLogger("phalanx")
 _NAME = "phalanx-answers"
 _MOST_FRAMES = 12
 _PATIENCE = 1.0
@@ -43,7 +45,7 @@ class Whereabouts(NamedTuple):
 
     @classmethod
     def unpack(cls, text: str) -> Whereabouts:
-        in_call, where, *stack = text.split("\n")
+        in_call, where, *stack = map(printable, text.split("\n"))
         return cls(in_call == "1", where, stack)
 
 
@@ -78,8 +80,19 @@ def _is_start(filename: str) -> bool:
 def start(on_note: OnNote) -> None:
     """Nothing to do where it runs already."""
     if _thread() is None:
-        with contextlib.suppress(RuntimeError):  # no more threads to be had: nobody answers
-            threading.Thread(target=_run, args=(on_note,), name=_NAME, daemon=True).start()
+        try:
+            _start_without_signals(threading.Thread(target=_run, args=(on_note,), name=_NAME, daemon=True))
+        except RuntimeError as error:
+            limits.warn("starting the thread that answers peers", error, "peers can't ask where this process is")
+
+
+def _start_without_signals(thread: threading.Thread) -> None:
+    """A program may block a signal to wait for it later: a thread of ours that takes it would end the process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop() -> None:
@@ -108,5 +121,5 @@ def _run(on_note: OnNote) -> None:
                 _native.answer(describe_frame(sys._current_frames().get(main)).pack())
         except Exception:
             # An observer that fails is silent from then on; the program is not to suffer.
-            _logger.info("the thread that answers peers has failed, process %d", os.getpid(), exc_info=True)
+            logger.info("the thread that answers peers has failed, process %d", os.getpid(), exc_info=True)
             return

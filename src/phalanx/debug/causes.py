@@ -1,23 +1,33 @@
-"""Why a job stopped, as far as its black boxes tell. Looked for in this order:
+"""Why a job stopped, as far as its black boxes tell.
 
-1. A disagreement about a call, or a rank that died or failed while others waited for it: the earlier one.
-2. A rank that others wait for although it goes on, or ended well.
-3. Ranks that wait for each other.
-4. A process that died or failed by itself.
-5. The first call that failed.
+The earliest of these is the cause:
+
+- ranks disagree about a call;
+- a process fails by itself: it raises, is killed, or exits with a code, and no failure that it knew of came before;
+- a rank leaves its group, or exits, while others need it;
+- a call gives up at its timeout: then the ranks that it waited for, as of that moment. Who waits for whom is followed
+  to ranks that wait for nobody, or round a circle.
+
+Failures that follow from others are left out by what their processes knew, and by time: a rank that was alive when
+others gave up, or that a launcher ended afterwards, is not the cause.
+
+Where nothing is dated (the job hangs, or its boxes are of version 1), the order of looking is: a disagreement, ranks
+that others wait for, a circle, a process that ended, the first call that failed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from phalanx.debug.job import Disagreement, Group, Member, Process, find_disagreement
-from phalanx.debug.records import DIED, RUNNING, Record
+from phalanx.debug.fates import Fate, GroupFailure, failures_of, fates_of
+from phalanx.debug.job import Disagreement, Group, Member, Process, find_disagreement, groups_of
+from phalanx.debug.moments import as_of
+from phalanx.debug.records import ABORTED, DIED, LEFT, LOST, RUNNING, TIMEOUT, Record
 from phalanx.types import NO_ROOT
 
-__all__ = ["Absence", "Cause", "Circle", "End", "FirstFailure", "Wait", "find_cause"]
+__all__ = ["Absence", "Cause", "Circle", "End", "FirstFailure", "Hidden", "Wait", "find_cause"]
 
 # A running process that waits no longer than this is no reason to worry.
 _PATIENCE_NS = 1_000_000_000
@@ -46,6 +56,9 @@ class Absence:
     waiting: list[int]
     missing: list[Member]
     meanwhile: Record | None = None  # what the missing rank is in
+    is_over: bool = False  # the missing ranks were alive then, and the job has ended since
+    timed_out: bool = False  # those who waited gave up at their timeout
+    has_left: bool = False  # the missing rank left the group, and its process went on
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +66,7 @@ class Circle:
     """Ranks that wait for each other, each for the next one."""
 
     waits: list[Wait]
+    is_over: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +74,11 @@ class End:
     """A process that died or failed by itself."""
 
     process: Process
+    fate: Fate | None = None
+    # A call that needed it, and the ranks that made it.
+    absence: Absence | None = None
+    # Those that the same signal ended afterwards, where it ended all.
+    others: list[Process] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,16 +88,167 @@ class FirstFailure:
     group: Group
     member: Member
     call: Record
+    aborted_by: int | None = None
 
 
-Cause = Disagreement | Absence | Circle | End | FirstFailure
+@dataclass(slots=True, eq=False)
+class Hidden:
+    """Who is behind can't be told: the records of calls in flight were overwritten."""
+
+    group: Group
+    members: list[Member]
+
+
+Cause = Disagreement | Absence | Circle | End | FirstFailure | Hidden
 
 
 def find_cause(processes: Sequence[Process], groups: Sequence[Group], now_ns: int) -> Cause | None:
     """None where nothing is wrong."""
     # Nobody comes to a call of a group in which ranks have disagreed.
     disagreements = {id(group): found for group in groups if (found := find_disagreement(group))}
-    waits = [wait for group in groups if id(group) not in disagreements for wait in _waits_of(group, now_ns)]
+    failures = failures_of(groups)
+    fates = fates_of(processes, failures)
+    dated: list[tuple[float, Disagreement | Fate | GroupFailure]] = [
+        *((found.ns, found) for found in disagreements.values()),
+        *((fate.ns, fate) for fate in fates.values() if fate.is_failure and not fate.is_consequence),
+    ]
+    for failure in failures:
+        if id(failure.group) not in disagreements:
+            dated += _causes_of_failure(failure, fates, processes)
+    first = min(dated, key=lambda each: each[0], default=None)
+    # Boxes without dates may know of something before a disagreement.
+    has_dates = bool(failures) or any(fate.ns < math.inf for fate in fates.values())
+    if first is not None and first[0] < math.inf and has_dates:
+        return _explain(first[1], processes, groups, fates)
+    return _find_undated(processes, groups, disagreements, fates, now_ns)
+
+
+def _causes_of_failure(
+    failure: GroupFailure, fates: dict[int, Fate], processes: Sequence[Process]
+) -> Iterator[tuple[float, Fate | GroupFailure]]:
+    """What a failed group points to, unless that follows from something else."""
+    if failure.call.failure not in (LEFT, LOST):
+        yield failure.ns, failure
+        return
+    fate = fates.get(failure.blamed if failure.blamed is not None else NO_ROOT)
+    if fate is not None and fate.ns <= failure.ns:
+        if not fate.is_consequence:
+            yield fate.ns, fate
+        return
+    # It left, and its process went on.
+    left = next((process for process in processes if process.box.rank == failure.blamed), None)
+    knew = left is not None and any(
+        record.failure and (record.ended_ns or 0) < failure.ns for record in left.box.records
+    )
+    if not knew:
+        yield failure.ns, failure
+
+
+def _explain(
+    found: Disagreement | Fate | GroupFailure,
+    processes: Sequence[Process],
+    groups: Sequence[Group],
+    fates: dict[int, Fate],
+) -> Cause:
+    match found:
+        case Disagreement():
+            return found
+        case Fate():
+            return _explain_end(found, processes, groups, fates)
+        case GroupFailure():
+            return _explain_failure(found, processes)
+
+
+def _explain_end(fate: Fate, processes: Sequence[Process], groups: Sequence[Group], fates: dict[int, Fate]) -> Cause:
+    rank = fate.process.box.rank
+    others = [each for each in fates.values() if each is not fate]
+    is_all = fate.was_terminated and all(each.signal in (0, fate.signal) and not each.exception for each in others)
+    is_all = is_all and len(fates) == len(processes) > 1
+    if is_all:
+        # The whole job was ended, maybe because it hung.
+        hang = _hang_at(processes, int(fate.ns), _PATIENCE_NS)
+        if hang is not None and not (isinstance(hang, Absence) and rank in {member.rank for member in hang.missing}):
+            return hang
+    end = End(fate.process, fate, _absence_because_of(rank, groups))
+    if is_all:
+        end.others = sorted((each.process for each in others), key=lambda process: process.box.rank)
+    return end
+
+
+def _explain_failure(failure: GroupFailure, processes: Sequence[Process]) -> Cause:
+    """Of a group that failed by a timeout, by an abort, or because a rank left it."""
+    group, call = failure.group, failure.call
+    member = next(member for member in group.members if call in member.records)
+    if call.failure in (LEFT, LOST) and failure.blamed is not None:
+        found = _absence_because_of(failure.blamed, [group])
+        if found is not None:
+            found.has_left = True
+            return found
+    if call.failure == TIMEOUT:
+        hang = _hang_at(processes, failure.ns, 0)
+        if isinstance(hang, Absence):
+            hang.timed_out = hang.group.identity == group.identity and _is_same(hang.call, call)
+        if hang is not None:
+            return hang
+    return FirstFailure(group, member, call, failure.blamed if call.failure == ABORTED else None)
+
+
+def _hang_at(processes: Sequence[Process], ns: int, patience_ns: int) -> Absence | Circle | None:
+    """For whom ranks waited at that moment."""
+    groups = groups_of(as_of(processes, ns))
+    waits = [wait for group in groups for wait in _waits_of(group, ns, patience_ns)]
+    absence = _absence_of(waits)
+    if absence is not None:
+        # How they ended since is told by the processes of now.
+        now = {process.box.rank: process for process in processes}
+        absence.meanwhile = _oldest_call(groups, absence.missing)
+        for member in absence.missing:
+            member.process = now.get(member.rank)
+        absence.is_over = True
+        return absence
+    circle = _circle_of(waits)
+    if circle is not None:
+        circle.is_over = True
+    return circle
+
+
+def _absence_because_of(rank: int, groups: Sequence[Group]) -> Absence | None:
+    """The first call that failed, or can't go on, without this rank."""
+    found: list[tuple[Group, Member, Record]] = []
+    for group in groups:
+        gone = next((member for member in group.members if member.rank == rank), None)
+        if gone is None:
+            continue
+        by_rank = {member.rank: member for member in group.members}
+        for member in group.members:
+            for call in (member.current, member.message):
+                if member is gone or call is None:
+                    continue
+                is_blamed = call.failure in (LEFT, LOST) and call.group.rank_in_job(call.blamed) == rank
+                if is_blamed or gone in _missing(by_rank, member, call):
+                    found.append((group, gone, call))
+    if not found:
+        return None
+    group, gone, first = min(found, key=lambda each: _begin_ns(each[2]))
+    waiting = [
+        member.rank
+        for member in group.members
+        for call in (member.current, member.message)
+        if member is not gone and call is not None and _is_same(call, first)
+    ]
+    return Absence(group, first, sorted(set(waiting)), [gone])
+
+
+def _find_undated(
+    processes: Sequence[Process],
+    groups: Sequence[Group],
+    disagreements: dict[int, Disagreement],
+    fates: dict[int, Fate],
+    now_ns: int,
+) -> Cause | None:
+    waits = [
+        wait for group in groups if id(group) not in disagreements for wait in _waits_of(group, now_ns, _PATIENCE_NS)
+    ]
     absence = _absence_of(waits)
     first = min(disagreements.values(), key=lambda found: found.ns, default=None)
     if first is not None and (absence is None or first.ns <= _broke_off_ns(absence)):
@@ -86,15 +256,20 @@ def find_cause(processes: Sequence[Process], groups: Sequence[Group], now_ns: in
     if absence is not None:
         absence.meanwhile = _oldest_call(groups, absence.missing)
         return absence
-    return _circle_of(waits) or _end_of(processes) or _first_failure(groups)
+    return _circle_of(waits) or _end_of(processes, fates) or _hidden(groups) or _first_failure(groups)
 
 
-def _waits_of(group: Group, now_ns: int) -> list[Wait]:
+def _hidden(groups: Sequence[Group]) -> Hidden | None:
+    group = next((group for group in groups if group.is_hidden), None)
+    return None if group is None else Hidden(group, [member for member in group.members if member.is_hidden])
+
+
+def _waits_of(group: Group, now_ns: int, patience_ns: int) -> list[Wait]:
     by_rank = {member.rank: member for member in group.members}
     waits = []
     for member in group.members:
         for call in (member.current, member.message):
-            if call is None or _is_young(member, call, now_ns):
+            if call is None or _is_young(member, call, now_ns, patience_ns):
                 continue
             missing = _missing(by_rank, member, call)
             gone = _gone(group, missing) if _failed_early(call) else []
@@ -103,9 +278,9 @@ def _waits_of(group: Group, now_ns: int) -> list[Wait]:
     return waits
 
 
-def _is_young(member: Member, call: Record, now_ns: int) -> bool:
+def _is_young(member: Member, call: Record, now_ns: int, patience_ns: int) -> bool:
     is_running = member.process is not None and member.process.ending == RUNNING
-    return is_running and call.state != "failed" and now_ns - _begin_ns(call) < _PATIENCE_NS
+    return is_running and call.state != "failed" and now_ns - _begin_ns(call) < patience_ns
 
 
 def _failed_early(call: Record) -> bool:
@@ -131,16 +306,20 @@ def _missing(members: dict[int, Member], member: Member, call: Record) -> list[M
     """The ranks that are not in the call, as far as it needs them; if none, those of whom nothing is known."""
     if call.is_message:
         peer = members.get(call.group.rank_in_job(call.peer)) if call.peer >= 0 else None
-        return [peer] if peer is not None and not _answers(peer, call) else []
-    others = [other for other in members.values() if other is not member and other.reached < call.seq]
+        return [peer] if peer is not None and not _may_answer(peer, call) else []
+    others = [
+        other for other in members.values() if other is not member and other.reached < call.seq and not other.is_hidden
+    ]
     root = call.group.rank_in_job(call.peer)
     if call.op in _ROOT_FIRST and any(other.rank == root for other in others):
         return [members[root]]
     return [other for other in others if other.process] or others
 
 
-def _answers(peer: Member, call: Record) -> bool:
-    """Whether the peer has the other side of a message, not completed either."""
+def _may_answer(peer: Member, call: Record) -> bool:
+    """Whether the peer has the other side of a message, not completed either, or its record was overwritten."""
+    if peer.process is not None and peer.process.box.num_hidden:
+        return True
     op = "recv" if call.op == "send" else "send"
     return any(
         record.op == op
@@ -197,12 +376,19 @@ def _circle_of(waits: Sequence[Wait]) -> Circle | None:
     return Circle([by_rank[rank] for rank in way[way.index(peer) :]])
 
 
-def _end_of(processes: Sequence[Process]) -> End | None:
+def _end_of(processes: Sequence[Process], fates: dict[int, Fate]) -> End | None:
     ended = [process for process in processes if process.has_broken_off]
     # One that failed in a call did so because of it.
     outside = [process for process in ended if all(record.state == "completed" for record in process.box.records)]
     ended = outside or [process for process in ended if process.ending == DIED]
-    return End(min(ended, key=lambda process: process.box.last_ns)) if ended else None
+    # An exception tells more than nothing, also one that followed from a failure.
+    ended = ended or [process for process in processes if process.box.exception]
+    if not ended:
+        return None
+    first = min(ended, key=lambda process: process.box.ended_ns or process.box.last_ns)
+    if len(outside) == len(processes) and all(process.ending == DIED for process in outside):
+        return End(first, fates.get(first.box.rank), others=[process for process in outside if process is not first])
+    return End(first, fates.get(first.box.rank))
 
 
 def _first_failure(groups: Sequence[Group]) -> FirstFailure | None:

@@ -9,6 +9,7 @@ from phalanx.debug import flight
 from phalanx.debug.own_box import own_box
 from phalanx.debug.records import read_box
 from phalanx.errors import GroupError
+from phalanx.transports import limits
 from phalanx.transports.threads import place
 
 __all__ = ["dump"]
@@ -30,5 +31,11 @@ def dump(path: str | os.PathLike[str], *, format: flight.Format = "pickle", shor
     file = Path(path)
     if file.is_dir():
         file /= flight.file_name(contents.rank, format)
-    flight.dump(contents, file, format, short)
+    try:
+        flight.dump(contents, file, format, short)
+    except OSError as error:
+        limit = limits.find(error.errno)
+        if limit is None:
+            raise
+        raise type(error)(error.errno, f"{error.strerror}: {limit.what}; {limit.hint}", str(file)) from None
     return file

@@ -7,7 +7,7 @@ flat, in elements, and taken from what ranks have to agree on. What it has no wo
 - It expects every rank of a group in each entry. So messages from one rank to another are entries of a group of these
   two, `<group> <source>-><destination>`, numbered among themselves; a receive from any rank is one of its rank alone.
 - It knows one group of a name, and each number once: of groups that came one after another under a name, the last is
-  kept.
+  kept. Of groups that lived at the same time, the second is `<group> (2)`, in the order of their first calls.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +27,7 @@ from phalanx.debug.job import newest_group
 from phalanx.debug.records import Box, GroupName, Record
 from phalanx.types import DTYPE_CODES
 
-__all__ = ["PREFIX", "align", "dump", "file_name", "trace_of", "write"]
+__all__ = ["PREFIX", "align", "dump", "encode", "file_name", "floors_of", "outline_of", "trace_of", "write"]
 
 Format = Literal["pickle", "json"]
 Trace = dict[str, Any]
@@ -75,12 +77,14 @@ def trace_of(box: Box, short: bool = False) -> Trace:
     groups: dict[str, dict[str, str]] = {}
     entries = []
     # By the object that a box has for each of its groups: to compare those is to compare all of their ranks.
-    known: dict[tuple[int, str, int], tuple[str, str, list[int]]] = {}
-    for record in _newest(box.records):
-        key = (id(record.group), record.op, record.peer)
+    known: dict[tuple[object, ...], tuple[str, str, list[int]]] = {}
+    for number, record in _newest(box.records):
+        # Collectives of a group are all the same group to the analyzer, whatever their roots are.
+        key = (id(record.group), record.op, record.peer) if record.is_message else (id(record.group),)
         if key not in known:
-            name, desc, ranks = known[key] = _group_of(record)
-            groups[name] = {"desc": desc, "ranks": str(ranks)}
+            name, desc, ranks = known[key] = _group_of(record, number)
+            # Groups of the same ranks, on all of these, share the text.
+            groups[name] = {"desc": desc, "ranks": sys.intern(str(ranks))}
         entries.append(_entry(record, *known[key], short))
     trace: Trace = {"version": _VERSION, "pg_config": groups, "entries": entries}
     if not short:
@@ -90,26 +94,67 @@ def trace_of(box: Box, short: bool = False) -> Trace:
     return trace
 
 
-def align(traces: dict[int, Trace]) -> None:
+@dataclass(slots=True)
+class Outline:
+    """What the other ranks' traces need to know of a rank's."""
+
+    groups: dict[str, str]  # the ranks of each, by name
+    firsts: dict[str, int]  # the seq of each group's first entry
+    has_lost: bool  # whether records gave way to others
+
+
+# By name and ranks of a group, the first seq of which all its ranks have records; None where numbers do not tell.
+Floors = dict[tuple[str, str], int | None]
+
+
+def outline_of(trace: Trace) -> Outline:
+    entries = trace["entries"]
+    firsts: dict[str, int] = {}
+    for entry in entries:
+        firsts.setdefault(entry["process_group"][0], entry["collective_seq_id"])
+    groups = {name: group["ranks"] for name, group in trace["pg_config"].items()}
+    return Outline(groups, firsts, bool(entries) and entries[0]["record_id"] > 1)
+
+
+def floors_of(outlines: Mapping[int, Outline]) -> Floors:
+    """From where on traces can be compared, by the outlines of all ranks.
+
+    Numbers do not tell where a rank has no record of the group left, or receives from any rank, which leaves it open
+    whose message it got.
+    """
+    groups = {group for outline in outlines.values() for group in outline.groups.items()}
+    floors: Floors = {}
+    for name, ranks in groups:
+        losers = [outlines[rank] for rank in json.loads(ranks) if rank in outlines and outlines[rank].has_lost]
+        firsts = [outline.firsts.get(name) for outline in losers]
+        ends, _, destination = name.rpartition("->")
+        is_open = (f"{ends.rpartition(' ')[0]} any->{destination}", f"[{destination}]") in groups
+        floors[name, ranks] = None if is_open or None in firsts else max((first or 0 for first in firsts), default=0)
+    return floors
+
+
+def align(trace: Trace, floors: Floors) -> None:
     """Leaves out the calls that a rank of their group has no record of any more, and numbers entries from 1.
 
     Ranks make different numbers of calls, so their boxes reach back to different ones. The analyzer would take such
     calls for calls that the rank did not make.
     """
-    floors = _floors(traces)
-    for trace in traces.values():
-        kept: list[dict[str, Any]] = []
-        for entry in trace["entries"]:
-            name = entry["process_group"][0]
-            floor = floors[name, trace["pg_config"][name]["ranks"]]
-            # What has completed needs no partner; what has not may be missing one.
-            if entry["state"] != "completed" if floor is None else entry["collective_seq_id"] >= floor:
-                kept.append({**entry, "record_id": len(kept) + 1})
-        trace["entries"] = kept
+    kept: list[dict[str, Any]] = []
+    for entry in trace["entries"]:
+        name = entry["process_group"][0]
+        floor = floors[name, trace["pg_config"][name]["ranks"]]
+        # What has completed needs no partner; what has not may be missing one.
+        if entry["state"] != "completed" if floor is None else entry["collective_seq_id"] >= floor:
+            kept.append({**entry, "record_id": len(kept) + 1})
+    trace["entries"] = kept
+
+
+def encode(trace: Trace, format: Format = "pickle") -> bytes:  # noqa: A002
+    return pickle.dumps(trace) if format == "pickle" else json.dumps(trace, indent=1).encode()
 
 
 def write(trace: Trace, path: str | os.PathLike[str], format: Format = "pickle") -> None:  # noqa: A002
-    data = pickle.dumps(trace) if format == "pickle" else json.dumps(trace, indent=1).encode()
+    data = encode(trace, format)
     # A name that the analyzer does not take for a dump, should it stay behind.
     number, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=Path(path).parent)
     try:
@@ -121,54 +166,34 @@ def write(trace: Trace, path: str | os.PathLike[str], format: Format = "pickle")
         raise
 
 
-def _floors(traces: dict[int, Trace]) -> dict[tuple[str, str], int | None]:
-    """By name and ranks of a group, the first seq of which all its ranks have records.
-
-    None where numbers do not tell: a rank has no record of the group left, or receives from any rank, which leaves it
-    open whose message it got.
-    """
-    groups = {(name, group["ranks"]) for trace in traces.values() for name, group in trace["pg_config"].items()}
-    floors: dict[tuple[str, str], int | None] = {}
-    for name, ranks in groups:
-        losers = [traces[rank] for rank in json.loads(ranks) if rank in traces and _has_lost(traces[rank])]
-        firsts = [_first_seq(trace, name) for trace in losers]
-        ends, _, destination = name.rpartition("->")
-        is_open = (f"{ends.rpartition(' ')[0]} any->{destination}", f"[{destination}]") in groups
-        floors[name, ranks] = None if is_open or None in firsts else max((first or 0 for first in firsts), default=0)
-    return floors
-
-
-def _has_lost(trace: Trace) -> bool:
-    """Whether records of this rank gave way to others."""
-    return bool(trace["entries"]) and trace["entries"][0]["record_id"] > 1
-
-
-def _first_seq(trace: Trace, group: str) -> int | None:
-    return next((entry["collective_seq_id"] for entry in trace["entries"] if entry["process_group"][0] == group), None)
-
-
-def _newest(records: Sequence[Record]) -> list[Record]:
-    """Those of the last group of each name."""
-    by_name: dict[str, list[Record]] = defaultdict(list)
+def _newest(records: Sequence[Record]) -> list[tuple[int, Record]]:
+    """Those of the last groups of each name, each with the number of its group among those."""
+    by_name: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
-        if record.group.rank >= 0:
-            by_name[record.group.name].append(record)
+        if record.group.rank >= 0 and record.seq:
+            by_name[record.group.name][record.group.identity].append(record)
     kept = []
-    for calls in by_name.values():
-        same = [record for record in calls if record.seq and record.group.ranks == calls[-1].group.ranks]
-        kept += same[newest_group(same) :]
-    return sorted(kept, key=lambda record: record.number)
+    for by_identity in by_name.values():
+        groups = list(by_identity.values())
+        # One that has a call after the last of them began was still there.
+        live = [group for group in groups if group[-1].number >= groups[-1][0].number]
+        for number, calls in enumerate(live, 1):
+            same = [record for record in calls if record.group.ranks == calls[-1].group.ranks]
+            begin = 0 if calls[-1].group.identity else newest_group(same)
+            kept += [(number, record) for record in same[begin:]]
+    return sorted(kept, key=lambda each: each[1].number)
 
 
-def _group_of(record: Record) -> tuple[str, str, list[int]]:
+def _group_of(record: Record, number: int) -> tuple[str, str, list[int]]:
     """Name, description and ranks of the group that the analyzer is to know the call by."""
     group = record.group
+    group_name = group.name if number == 1 else f"{group.name} ({number})"
     if not record.is_message:
-        return group.name, group.desc or _NO_DESCRIPTION, sorted(group.ranks) or [group.rank]
+        return group_name, group.desc or _NO_DESCRIPTION, sorted(group.ranks) or [group.rank]
     own, peer = _ends(group, record.peer)
     source, destination = (own, peer) if record.op == "send" else (peer, own)
     sender = "any" if record.peer < 0 else source
-    return f"{group.name} {sender}->{destination}", "messages", sorted({source, destination})
+    return f"{group_name} {sender}->{destination}", "messages", sorted({source, destination})
 
 
 def _ends(group: GroupName, peer: int) -> tuple[int, int]:

@@ -10,32 +10,27 @@ Nothing here may break a run: what goes wrong is logged, and the caller goes on 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import fcntl
 import functools
-import logging
 import os
-import re
-import secrets
-import stat
 import struct
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from phalanx.debug.records import ENDED_WELL, RUNNING, Box, read_box, read_header
+from phalanx.debug.bases import Base, bases, unlink_job
+from phalanx.debug.box_layout import HEADER
+from phalanx.debug.job_folder import LOCK, JobFolder, try_lock
+from phalanx.debug.records import ENDED_WELL, RUNNING, read_header
+from phalanx.log import logger
 
-__all__ = ["Membership", "base_folder", "job_folders", "make_job_folder", "read_boxes"]
+__all__ = ["Membership", "find_jobs", "job_folders", "make_job_folder"]
 
-_logger = logging.getLogger("phalanx")
 
-_LOCK = "lock"
-# What a folder of ours is called, and what is in it: nothing else is touched.
-_JOB_NAME = re.compile(r"job-\d{8}-\d{6}-\d+-[0-9a-f]{4}")
-_CONTENTS = ("*.box", "*.txt", "rank_*", "rank-*.json", _LOCK)
+# What is in a folder of ours: nothing else is touched.
+_CONTENTS = ("*.box", "*.txt", "rank_*", "rank-*.json", "crash", ".*.tmp", LOCK)
 # Of the folders of jobs that are over.
 _MOST_KEPT = 10
 _MOST_KEPT_BYTES = 256 * 1024 * 1024
@@ -44,8 +39,6 @@ _AGE = 60.0
 # Seconds that a process waits for others that end at the same time, and between two looks.
 _PATIENCE, _PAUSE = 1.0, 0.001
 # The ending in a box, as in _core/black_box.hpp.
-_ENDING_OFFSET = 68
-_ENDING = struct.Struct("<I")
 _WELL, _FAILED = 1, 2
 
 _P = ParamSpec("_P")
@@ -60,7 +53,7 @@ def _harmless(function: Callable[_P, _T]) -> Callable[_P, _T | None]:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            _logger.info("black boxes: %s: %s", function.__qualname__, error)
+            logger.info("black boxes: %s: %s", function.__qualname__, error)
             return None
 
     return guarded
@@ -69,70 +62,80 @@ def _harmless(function: Callable[_P, _T]) -> Callable[_P, _T | None]:
 @_harmless
 def make_job_folder() -> Path:
     """A new folder, for this user only. Older ones, of jobs that are over, make room for it."""
-    base = base_folder()
-    moment = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    folder = base / f"job-{moment}-{os.getpid()}-{secrets.token_hex(2)}"
-    folder.mkdir(mode=0o700)
-    _make_room(base)
-    return folder
-
-
-def base_folder() -> Path:
-    """Where job folders are: $PHALANX_FOLDER, else a folder of this user's own among the temporary files."""
-    if chosen := os.environ.get("PHALANX_FOLDER"):
-        # The program may change its working folder.
-        folder = Path(chosen).absolute()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    problems = []
+    for base in bases():
+        try:
+            folder = base.make_job()
+        except OSError as error:
+            problems.append(str(error))
+            continue
+        _make_room(base)
         return folder
-    parent = _temporary_folder()
-    folder = parent / f"phalanx-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    # Others may write among the temporary files: what has our name need not be ours.
-    return folder if _is_ours(folder) else Path(tempfile.mkdtemp(prefix=f"phalanx-{os.getuid()}-", dir=parent))
+    raise FileNotFoundError(f"there is no place for the folder of a job: {'; '.join(problems)}")
+
+
+def find_jobs() -> list[Path]:
+    """The job folders of this user that have boxes, from the oldest to the newest one, wherever jobs put them."""
+    found = {}
+    for base in bases():
+        for path in base.jobs():
+            with contextlib.suppress(OSError), JobFolder.own(path) as folder:
+                if folder.names("*.box"):
+                    found[folder.identity] = path
+    return sorted(found.values(), key=lambda path: path.name)
 
 
 def job_folders(base: Path) -> list[Path]:
-    """From the oldest to the newest one."""
-    named = [path for path in base.glob("job-*") if _JOB_NAME.fullmatch(path.name)]
-    return sorted(path for path in named if path.is_dir() and not path.is_symlink())
-
-
-def read_boxes(folder: Path) -> tuple[list[Box], list[str]]:
-    """All boxes of a folder, and what there is to say of files that are none."""
-    boxes, problems = [], []
-    for path in sorted(folder.glob("*.box")):
-        try:
-            boxes.append(read_box(path))
-        except (OSError, ValueError) as error:
-            problems.append(str(error))
-    return boxes, problems
+    """From the oldest to the newest one, of whatever user."""
+    return Base.chosen(base).jobs()
 
 
 class Membership:
     """This process' part in a job folder. Of a process that forks, only the parent has it."""
 
-    def __init__(self, folder: Path, lock: int) -> None:
-        self.folder = folder
+    def __init__(self, folder: JobFolder, lock: int) -> None:
+        self.folder = folder.path
+        self._identity = folder.identity
         # Where this process' own box belongs.
-        self.box = folder / f"{os.getpid()}.box"
+        self.box = folder.path / f"{os.getpid()}.box"
         self._lock: int | None = lock
+        self._lock_identity = _identity_of(lock)
         _memberships.add(self)
 
     @classmethod
-    @_harmless
-    def join(cls, folder: Path) -> Membership:
-        """None where there is no such folder, or not any more."""
-        lock = _open_lock(folder)
-        try:
-            # Whoever has it alone is about to remove the folder, or has.
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if not os.fstat(lock).st_nlink:
-                raise FileNotFoundError(f"{folder} was removed")
-        except BaseException:
-            os.close(lock)
-            raise
-        return cls(folder, lock)
+    def join(cls, path: str | Path) -> Membership:
+        """Raises OSError or ValueError where there is no such folder of this user, or not any more."""
+        with JobFolder.own(path) as folder:
+            lock = folder.open_lock()
+            try:
+                # Whoever has it alone is about to remove the folder, or has.
+                if not try_lock(lock, fcntl.LOCK_SH) or not os.fstat(lock).st_nlink:
+                    raise FileNotFoundError(f"{folder.path} was removed")
+            except BaseException:
+                os.close(lock)
+                raise
+            return cls(folder, lock)
+
+    def open(self) -> JobFolder:
+        """The same folder, and no other that has come in its place."""
+        return JobFolder.own(self.folder, self._identity)
+
+    @contextlib.contextmanager
+    def made_box(self) -> Iterator[int]:
+        """The file of this process' box, new and empty. It is removed where the caller fails to make the box."""
+        with self.open() as folder:
+            handle = folder.create(self.box.name)
+            try:
+                yield handle
+            except BaseException:
+                folder.remove(self.box.name)
+                raise
+            finally:
+                os.close(handle)
+
+    def write(self, name: str, data: bytes) -> None:
+        with self.open() as folder:
+            folder.write(name, data)
 
     @_harmless
     def end(self, box_failed: bool) -> None:
@@ -140,25 +143,34 @@ class Membership:
 
         Once; the last process removes the folder where all ended well.
         """
-        lock, self._lock = self._lock, None
+        lock = self._take_lock()
         if lock is None:
             return
         try:
-            _mark(self.box, _FAILED if box_failed else _WELL)
-            with _one_by_one(self.folder):
-                if _lock_alone(lock) and _all_ended_well(self.folder):
-                    _remove(self.folder)
-                os.close(lock)
-                lock = None
+            with self.open() as folder:
+                _mark(folder, self.box.name, _FAILED if box_failed else _WELL)
+                with _one_by_one(folder):
+                    if try_lock(lock, fcntl.LOCK_EX) and _all_ended_well(folder):
+                        _remove(folder)
+                    os.close(lock)
+                    lock = None
         finally:
             if lock is not None:
                 os.close(lock)
 
     def leave_to_parent(self) -> None:
         """In a forked child, which would keep the folder locked as long as it lives."""
-        lock, self._lock = self._lock, None
+        lock = self._take_lock()
         if lock is not None:
             os.close(lock)
+
+    def _take_lock(self) -> int | None:
+        """None where it was taken before, or the program has closed it: its number may be another file's by now."""
+        lock, self._lock = self._lock, None
+        with contextlib.suppress(OSError):
+            if lock is not None and _identity_of(lock) == self._lock_identity:
+                return lock
+        return None
 
 
 _memberships: weakref.WeakSet[Membership] = weakref.WeakSet()
@@ -172,80 +184,48 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def _mark(path: Path, ending: int) -> None:
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        if read_header(path).ending == RUNNING:
-            file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                os.pwrite(file, _ENDING.pack(ending), _ENDING_OFFSET)
-            finally:
-                os.close(file)
+def _identity_of(handle: int) -> tuple[int, int]:
+    status = os.fstat(handle)
+    return status.st_dev, status.st_ino
 
 
-def _all_ended_well(folder: Path) -> bool:
-    """Boxes that can't be read, and those of processes that died without saying so, did not."""
+def _mark(folder: JobFolder, name: str, ending: int) -> None:
+    with contextlib.suppress(FileNotFoundError, ValueError), folder.open(name, os.O_RDWR) as file:
+        if read_header(file).ending == RUNNING:
+            offset, code = HEADER.places["ending"]
+            os.pwrite(file.handle, struct.pack(f"<{code}", ending), offset)
+
+
+def _all_ended_well(folder: JobFolder) -> bool:
+    """Boxes that can't be read, and those of processes that died without recording an exit, did not."""
     try:
-        return all(read_header(path).ending == ENDED_WELL for path in folder.glob("*.box"))
-    except ValueError:
-        return False
-
-
-@contextlib.contextmanager
-def _one_by_one(folder: Path) -> Iterator[None]:
-    """Processes that end at once would each find that the other one is still there."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        until = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                # One that was stopped in here is not waited for: then a folder may be left over.
-                if time.monotonic() > until:
-                    break
-                time.sleep(_PAUSE)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _open_lock(folder: Path) -> int:
-    return os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def _lock_alone(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        for name in folder.names("*.box"):
+            with folder.open(name) as file:
+                if read_header(file).ending != ENDED_WELL:
+                    return False
+    except (OSError, ValueError):
         return False
     return True
 
 
-def _temporary_folder() -> Path:
-    """Not in /dev/shm: its memory is the groups'."""
-    for name in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        path = Path(name).resolve()
-        if not path.is_relative_to("/dev/shm") and path.is_dir() and os.access(path, os.W_OK | os.X_OK):
-            return path
-    raise FileNotFoundError("no folder for temporary files outside of /dev/shm")
-
-
-def _is_ours(folder: Path) -> bool:
-    status = folder.lstat()
-    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-    if is_ours and stat.S_IMODE(status.st_mode) & 0o077:
-        folder.chmod(0o700)
-    return is_ours
+@contextlib.contextmanager
+def _one_by_one(folder: JobFolder) -> Iterator[None]:
+    """Processes that end at once would each find that the other one is still there."""
+    with folder.locked_itself() as handle:
+        until = time.monotonic() + _PATIENCE
+        # One that was stopped in here is not waited for: then a folder may be left over.
+        while not try_lock(handle, fcntl.LOCK_EX) and time.monotonic() < until:
+            time.sleep(_PAUSE)
+        yield
 
 
 @_harmless
-def _make_room(base: Path) -> None:
+def _make_room(base: Base) -> None:
     """Removes folders of jobs that are over: the oldest, where they are too many or too large. The last one stays."""
     num, size = 0, 0
-    for folder in reversed(job_folders(base)):
+    for path in reversed(base.jobs(linked=False)):
         # Those of other users, and those that vanish meanwhile, are not ours to remove.
-        with contextlib.suppress(OSError), _locked_alone(folder) as is_over:
+        with contextlib.suppress(OSError), JobFolder.own(path) as folder, _locked_alone(folder) as is_over:
             if is_over:
                 num += 1
                 size += _size_of(folder)
@@ -254,27 +234,27 @@ def _make_room(base: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked_alone(folder: Path) -> Iterator[bool]:
+def _locked_alone(folder: JobFolder) -> Iterator[bool]:
     """Whether the job of this folder is over. Nobody comes to it meanwhile."""
-    is_young = time.time() - folder.lstat().st_mtime < _AGE and not any(folder.glob("*.box"))
+    is_young = time.time() - folder.modified < _AGE and not folder.names("*.box")
     if is_young:
         yield False
         return
-    lock = _open_lock(folder)
+    lock = folder.open_lock()
     try:
-        yield _lock_alone(lock)
+        yield try_lock(lock, fcntl.LOCK_EX)
     finally:
         os.close(lock)
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: JobFolder) -> None:
     """What is ours in it, and the folder if that was all."""
-    for pattern in _CONTENTS:
-        for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
-    folder.rmdir()
+    for name in folder.names(*_CONTENTS):
+        folder.remove(name)
+    folder.remove_itself()
+    unlink_job(folder.path)
 
 
-def _size_of(folder: Path) -> int:
+def _size_of(folder: JobFolder) -> int:
     """In memory or on the disk, without holes."""
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+    return sum(folder.status(name).st_blocks * 512 for name in folder.names("*"))

@@ -5,7 +5,7 @@ Pure functions of boxes. Ranks are those of the job.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,10 +20,14 @@ __all__ = [
     "groups_of",
     "newest_group",
     "newest_processes",
+    "num_groups",
 ]
 
-_Key = tuple[str, tuple[int, ...]]
+# What tells groups apart: their identity, or what else is known where they have none.
+_Key = tuple[str, tuple[int, ...]] | str
 
+# Of all groups together: a damaged box may name any number of groups of any ranks.
+_MOST_MEMBERS = 250_000
 # Ops whose lists of tensors all ranks must cut alike.
 _CUT_ALIKE = ("all_reduce", "broadcast", "reduce", "reduce_scatter")
 
@@ -58,6 +62,11 @@ class Member:
     message: Record | None = None
     last_message: Record | None = None
     num_open: int = 0
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the rank is in a call whose record was overwritten: how far it has come is not known."""
+        return self.process is not None and bool(self.process.box.num_hidden) and not self.reached
 
     @property
     def has_broken_off(self) -> bool:
@@ -98,6 +107,9 @@ class Group:
     name: str
     desc: str
     members: list[Member]
+    identity: str = ""
+    # Of several groups of one name and the same ranks, which one this is, in the order of their first calls.
+    number: int = 1
 
     @property
     def ranks(self) -> list[int]:
@@ -105,7 +117,7 @@ class Group:
 
     @property
     def reached(self) -> int:
-        return max(member.reached for member in self.members)
+        return max((member.reached for member in self.members), default=0)
 
     @property
     def first_ns(self) -> int:
@@ -116,11 +128,20 @@ class Group:
         return max(record.last_ns for record in self._records())
 
     @property
+    def has_records(self) -> bool:
+        return any(member.records for member in self.members)
+
+    @property
     def is_quiet(self) -> bool:
         """Nothing is under way, nothing failed, and nobody is behind."""
-        known = [member for member in self.members if member.process]
+        known = [member for member in self.members if member.process and not member.is_hidden]
         is_open = any(member.current or member.refused or member.num_queued or member.message for member in known)
-        return not is_open and len({member.reached for member in known}) == 1
+        return not is_open and len({member.reached for member in known}) <= 1 and not self.is_hidden
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether some of its ranks are in calls whose records were overwritten."""
+        return any(member.is_hidden and member.records for member in self.members)
 
     def _records(self) -> list[Record]:
         return [record for member in self.members for record in member.records]
@@ -156,41 +177,56 @@ def groups_of(processes: Sequence[Process]) -> list[Group]:
     """The groups in which there were calls, in the order of their first ones."""
     by_rank = {process.box.rank: process for process in processes if process.box.rank >= 0}
     found: dict[_Key, dict[int, Member]] = {}
-    descs: dict[_Key, str] = {}
+    names: dict[_Key, GroupName] = {}
+    num_members = 0
     for process in processes:
-        # A box has one object for each of its groups; comparing those would mean to compare all of their ranks.
-        own: dict[int, Member | None] = {}
-        for record in process.box.records:
-            if id(record.group) not in own:
-                own[id(record.group)] = _member_of(found, record.group, process, by_rank)
-                descs.setdefault((record.group.name, record.group.ranks), record.group.desc)
-            member = own[id(record.group)]
-            if member is not None:
-                member.records.append(record)
-    groups = [
-        Group(name, descs[name, ranks], [members[rank] for rank in sorted(members)])
-        for (name, ranks), members in found.items()
-    ]
-    for group in groups:
-        _keep_newest(group.members)
-        for member in group.members:
+        for key, (name, records) in _records_by_group(process.box).items():
+            names.setdefault(key, name)
+            if key not in found:
+                num_members += len(name.ranks)
+                if num_members > _MOST_MEMBERS:
+                    continue
+                found[key] = {rank: Member(rank, by_rank.get(rank)) for rank in name.ranks}
+            rank = name.rank_in_job(name.rank)
+            member = found[key].setdefault(rank, Member(rank))
+            member.process = process
+            member.records = records
+    groups = []
+    for key, members in found.items():
+        ordered = [members[rank] for rank in sorted(members)]
+        if not names[key].identity:
+            _keep_newest(ordered)
+        for member in ordered:
             member.look()
-    return sorted(groups, key=lambda group: group.first_ns)
+        groups.append(Group(names[key].name, names[key].desc, ordered, names[key].identity))
+    groups = sorted((group for group in groups if group.has_records), key=lambda group: group.first_ns)
+    seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for group in groups:
+        seen[group.name, tuple(group.ranks)] += 1
+        group.number = seen[group.name, tuple(group.ranks)]
+    return groups
 
 
-def _member_of(
-    found: dict[_Key, dict[int, Member]], group: GroupName, process: Process, by_rank: dict[int, Process]
-) -> Member | None:
-    """This process as a rank of the group; None where the box had no room left to say which group."""
-    if group.rank < 0:
-        return None
-    rank = group.rank_in_job(group.rank)
-    members = found.setdefault(
-        (group.name, group.ranks), {rank: Member(rank, by_rank.get(rank)) for rank in (*group.ranks, rank)}
-    )
-    member = members.setdefault(rank, Member(rank))
-    member.process = process
-    return member
+def num_groups(processes: Sequence[Process]) -> int:
+    """How many groups there were calls in, also those that `groups_of` has no room for."""
+    return len({key for process in processes for key in _records_by_group(process.box)})
+
+
+def _records_by_group(box: Box) -> dict[_Key, tuple[GroupName, list[Record]]]:
+    """With the newest name of each. Records whose group found no room in the box are left out."""
+    found: dict[_Key, tuple[GroupName, list[Record]]] = {}
+    # A box has one object for each of its groups; comparing those would mean to compare all of their ranks.
+    lists: dict[int, list[Record]] = {}
+    for record in box.records:
+        group = record.group
+        if id(group) not in lists:
+            if group.rank < 0:
+                continue
+            key = group.identity or (group.name, group.ranks)
+            lists[id(group)] = found.setdefault(key, (group, []))[1]
+            found[key] = (group, lists[id(group)])
+        lists[id(group)].append(record)
+    return found
 
 
 def newest_group(records: Sequence[Record]) -> int:

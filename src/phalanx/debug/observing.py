@@ -8,9 +8,11 @@ import functools
 import itertools
 import logging
 import os
+import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -20,23 +22,28 @@ from phalanx.debug import answers, flight
 from phalanx.debug.absence import MOST_RECORDS, Asker, describe_absent, last_calls
 from phalanx.debug.finite import describe_not_finite
 from phalanx.debug.own_box import own_box
-from phalanx.errors import PhalanxError
+from phalanx.errors import REPORT_NOTE, InvalidCall, PhalanxError
+from phalanx.log import logger
+from phalanx.printable import printable
+from phalanx.transports import limits
 from phalanx.transports.hooks import Observer, observe
 from phalanx.transports.levels import logs_creation
 from phalanx.transports.recording import group_text
-from phalanx.transports.reports import describe_shapes
+from phalanx.transports.refusals import Refusal, awaited_refusals
+from phalanx.transports.reports import describe_awaited_refusals, describe_shapes
 from phalanx.transports.shm import ShmTransport
 from phalanx.types import GroupInfo
 
 __all__ = ["install"]
 
-_logger = logging.getLogger("phalanx")
 _VARIABLE = "PHALANX_SLOW"
 _SLOW = 10.0
 # Texts that a process leaves in its job's folder.
 _MOST_REPORTS = 20
 # Seconds after a failure.
 _DUMP_AFTER = 1.0
+_DUMP = "dump"
+_MOST_LEFT_WITH = 100
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -54,7 +61,7 @@ def slow_seconds() -> float:
     try:
         return max(float(asked), 0.0) if asked else _SLOW
     except ValueError:
-        _logger.warning("expected %s to be a number of seconds, got %r; it is %g", _VARIABLE, asked, _SLOW)
+        logger.warning("expected %s to be a number of seconds, got %r; it is %g", _VARIABLE, asked, _SLOW)
         return _SLOW
 
 
@@ -67,7 +74,7 @@ def _harmless(default: Callable[[], _T]) -> Callable[[Callable[_P, _T]], Callabl
             try:
                 return function(*args, **kwargs)
             except Exception:
-                _logger.info("%s has failed", function.__qualname__, exc_info=True)
+                logger.info("%s has failed", function.__qualname__, exc_info=True)
                 return default()
 
         return guarded
@@ -92,8 +99,9 @@ class _Seen:
         self.identities = transport.identities
         self.began_ns = transport.began_ns
         self.is_recorded = False
-        # What was said of its failure.
+        # What was said of its failure, and of calls that ranks have refused.
         self.said: list[str] | None = None
+        self.refusals_told: set[tuple[int, Refusal]] = set()
 
     @property
     def group(self) -> _native.Group | None:
@@ -105,18 +113,22 @@ class _Watching(Observer):
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._tokens = itertools.count(1)
-        self._lock = threading.Lock()
-        self._told: list[str] = []
-        self._dump_timer: threading.Timer | None = None
+        # The garbage collector may call `failed` in the middle of `failed`: no locks, and every step is atomic.
+        self._told: dict[str, int] = {}
+        self._numbers = itertools.count(1)
+        # The timer that is to write the trace, if there is one.
+        self._dump_timers: dict[str, threading.Timer] = {}
+        # Exceptions that were on their way when groups were left, and when: peers know since then.
+        self._left_with: list[tuple[int, int]] = []
         # Groups in whose inputs something was found already.
         self._not_finite: weakref.WeakSet[GroupInfo] = weakref.WeakSet()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         self._seen = {}
-        self._lock = threading.Lock()
-        self._told = []
-        self._dump_timer = None
+        self._told = {}
+        self._numbers = itertools.count(1)
+        self._dump_timers = {}
 
     @_harmless(str)
     def offer_folder(self) -> str:
@@ -130,11 +142,13 @@ class _Watching(Observer):
         own = own_box()
         box = own.make(info, folder)
         if box is not None:
-            group.keep_records(box, group_text(info), own.path)
+            group.keep_records(box, group_text(info, group.identity), own.path)
         # As of now: tests change it.
-        _native.set_slow(slow_seconds(), self.tell_slow)
+        _native.set_slow(slow_seconds(), self.tell_slow, self.tell_refused)
         if box is not None and not self._seen:
             own.set_rank(_world_rank(info), info.size)
+        if box is not None:
+            group.watch_deaths(box, list(info.global_ranks or range(info.size)), str(own.folder or ""))
         token = next(self._tokens)
         group.token = token
         self._seen[token] = _Seen(transport, info, lambda _: self._seen.pop(token, None))
@@ -167,11 +181,14 @@ class _Watching(Observer):
         # One that was made without a black box stays without.
         recorded = any(seen.is_recorded and seen.transport() is transport for seen in list(self._seen.values()))
         if group is not None and own.box is not None and recorded:
-            group.keep_records(own.box, group_text(info), own.path)
+            group.keep_records(own.box, group_text(info, group.identity), own.path)
 
     @_harmless(_nothing)
     def leaving(self, transport: ShmTransport) -> None:
         self._tell_notes()
+        exception = sys.exception()
+        if exception is not None:
+            self._left_with = [*self._left_with[-_MOST_LEFT_WITH:], (id(exception), time.monotonic_ns())]
         for token, seen in list(self._seen.items()):
             if seen.transport() is transport:
                 self._seen.pop(token, None)
@@ -179,8 +196,22 @@ class _Watching(Observer):
             answers.stop()
 
     @_harmless(_nothing)
-    def raised(self, exception: BaseException) -> None:
-        own_box().failed = True
+    def raised(self, exception: BaseException, words: str) -> None:
+        own = own_box()
+        # Nobody failed who exits with code 0.
+        if isinstance(exception, SystemExit) and not exception.code:
+            return
+        own.failed = True
+        if words:
+            chain = list(_chain(exception))
+            is_consequence = any(isinstance(each, PhalanxError) and not isinstance(each, InvalidCall) for each in chain)
+            left_ns = min((ns for each, ns in self._left_with if each in map(id, chain)), default=0)
+            own.say_end(words, is_consequence=is_consequence, ns=left_ns)
+            _point_to_report(exception)
+
+    @_harmless(_nothing)
+    def ending(self) -> None:
+        own_box().say_end()
 
     @_harmless(_nothing)
     def exiting(self) -> None:
@@ -197,7 +228,7 @@ class _Watching(Observer):
             self._not_finite.add(info)
             number = f", seq {seq}" if seq else ""
             where = _native.origin()[0]
-            _logger.warning(
+            logger.warning(
                 "%s%s, group %r, rank %d: %s%s. Said once a group.",
                 op,
                 number,
@@ -236,38 +267,42 @@ class _Watching(Observer):
     def failed(self, error: PhalanxError) -> None:
         own = own_box()
         own.failed = True
-        folder = own.folder
-        if folder is None or error.rank is None:
+        if own.folder is None or error.rank is None:
             return
+        _point_to_report(error)
         text = f"{type(error).__name__}: {error}\n"
-        with self._lock:
-            # A broken group says the same at every further call.
-            if text in self._told or len(self._told) >= _MOST_REPORTS:
-                return
-            self._told.append(text)
-            number = len(self._told)
-        (folder / f"rank{own.rank}-{number}.txt").write_text(text)
+        # A broken group says the same at every further call.
+        if text in self._told or len(self._told) >= _MOST_REPORTS:
+            return
+        number = next(self._numbers)
+        if self._told.setdefault(text, number) != number:
+            return
+        own.write(f"rank{own.rank}-{number}.txt", text.encode(errors="replace"))
         self._dump_soon()
 
     def _dump_soon(self) -> None:
         """The trace takes longer than the error may: it comes when the program has dealt with that, or when it ends."""
-        with self._lock:
-            if self._dump_timer is None:
-                self._dump_timer = threading.Timer(_DUMP_AFTER, self._dump)
-                self._dump_timer.daemon = True
-                self._dump_timer.start()
+        if self._dump_timers:
+            return
+        timer = threading.Timer(_DUMP_AFTER, self._dump)
+        timer.daemon = True
+        if self._dump_timers.setdefault(_DUMP, timer) is not timer:
+            return
+        try:
+            timer.start()
+        except RuntimeError as error:
+            limits.warn("starting the thread that writes the trace", error, "it is written at the end")
 
     @_harmless(_nothing)
     def _dump(self) -> None:
-        with self._lock:
-            timer, self._dump_timer = self._dump_timer, None
+        timer = self._dump_timers.pop(_DUMP, None)
         if timer is None:
             return
         timer.cancel()
         own = own_box()
-        folder, box = own.folder, own.read()
-        if folder is not None and box is not None:
-            flight.dump(box, folder / flight.file_name(box.rank))
+        box = own.read() if own.folder is not None else None
+        if box is not None:
+            own.write(flight.file_name(box.rank), flight.encode(flight.trace_of(box)))
 
     def tell_slow(self, token: int, op: int, seq: int, missing: list[int]) -> None:
         """A thread of this process waits in a call for long. Called by the core; Ctrl-C may come out of it."""
@@ -278,7 +313,21 @@ class _Watching(Observer):
             info = asker.info
             lines = describe_absent(asker, _native.OPS[op], seq, missing, stacks=False)
             head = f"{_native.OPS[op]}, seq {seq}, group {info.name!r}, rank {info.rank}"
-            _logger.warning("%s", "\n".join([f"{head}: has waited for {slow_seconds():g} s", *lines]))
+            logger.warning("%s", "\n".join([f"{head}: has waited for {slow_seconds():g} s", *lines]))
+
+    def tell_refused(self, token: int, op: int, seq: int, tag: int, missing: list[int]) -> None:
+        """A thread of this process waits in a call of a group in which a rank has refused one. Called by the core."""
+        with contextlib.suppress(Exception):
+            seen = self._seen.get(token)
+            group = None if seen is None else seen.group
+            if seen is None or group is None:
+                return
+            found = awaited_refusals(group, seen.info.rank, _native.OPS[op], seq, tag, missing)
+            new = {rank: refusal for rank, refusal in found.items() if (rank, refusal) not in seen.refusals_told}
+            if new:
+                seen.refusals_told |= set(new.items())
+                text = describe_awaited_refusals(seen.info, seen.info.rank, _native.OPS[op], seq, new)
+                logger.warning("%s", text)
 
     def _tell_notes(self) -> None:
         for seen in list(self._seen.values()):
@@ -286,10 +335,27 @@ class _Watching(Observer):
             note = None if group is None else group.take_note()
             if note is not None:
                 seq, op, sides = note
-                _logger.warning("%s", describe_shapes(seen.info, _native.OPS[op], seq, sides))
+                logger.warning("%s", describe_shapes(seen.info, _native.OPS[op], seq, sides))
 
 
 _watching: list[_Watching] = []
+
+
+def _chain(exception: BaseException | None) -> Iterator[BaseException]:
+    """The exception and those it came of."""
+    seen: set[int] = set()
+    while exception is not None and id(exception) not in seen:
+        seen.add(id(exception))
+        yield exception
+        exception = exception.__cause__ or exception.__context__
+
+
+def _point_to_report(exception: BaseException) -> None:
+    """A note, which Python prints below the traceback."""
+    folder = own_box().folder
+    note = printable(f"{REPORT_NOTE}{folder}")
+    if folder is not None and note not in getattr(exception, "__notes__", ()):
+        exception.add_note(note)
 
 
 def _world_rank(info: GroupInfo) -> int:
@@ -297,12 +363,12 @@ def _world_rank(info: GroupInfo) -> int:
 
 
 def _log_creation(info: GroupInfo, group: _native.Group, path: str) -> None:
-    if not _logger.hasHandlers():
-        _logger.addHandler(logging.StreamHandler())
-    if _logger.level == logging.NOTSET:
-        _logger.setLevel(logging.INFO)
+    if not logger.hasHandlers():
+        logger.addHandler(logging.StreamHandler())
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
     level = ("off", "on", "full")[group.check]
-    _logger.info(
+    logger.info(
         "group %r was made: rank %d of %d, checks %s, black box %s",
         info.name,
         info.rank,

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import multiprocessing.util
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 from phalanx import _native
 from phalanx.debug.folders import Membership, make_job_folder
+from phalanx.debug.job_folder import describe_problem
 from phalanx.debug.records import Box, read_box
+from phalanx.log import logger
+from phalanx.transports import limits
 from phalanx.types import GroupInfo
 
 __all__ = ["OwnBox", "num_calls", "own_box"]
 
-_logger = logging.getLogger("phalanx")
 _VARIABLE = "PHALANX_BLACK_BOX"
 _NUM_CALLS = 2000
 _MOST_CALLS = 10_000_000
+# What a process says of its end, as in _core/black_box.hpp.
+_EXIT, _EXCEPTION, _CONSEQUENCE = 1, 2, 3
 
 
 class OwnBox:
@@ -46,7 +52,7 @@ class OwnBox:
         """For the first rank of a group: where the others are to have their boxes, too."""
         with self._lock:
             if self._membership is None and self.box is None and num_calls() > 0:
-                self._join(make_job_folder())
+                self._join("")
             return str(self.folder or "")
 
     def make(self, info: GroupInfo, folder: str) -> _native.BlackBox | None:
@@ -56,25 +62,62 @@ class OwnBox:
         with self._lock:
             if self.box is None:
                 if self._membership is None:
-                    self._join(Path(folder) if folder else None)
+                    self._join(folder)
                 # In memory where it can't be a file.
                 self.box = self._open(info) or self._open(info)
             return self.box
 
-    def _join(self, folder: Path | None) -> None:
-        _end_with_the_process()
-        self._membership = None if folder is None else Membership.join(folder)
+    def write(self, name: str, data: bytes) -> None:
+        """A file in the job's folder."""
         if self._membership is None:
-            # Another host's folder, or one that can't be written to.
-            folder = make_job_folder()
-            self._membership = None if folder is None else Membership.join(folder)
+            return
+        try:
+            self._membership.write(name, data)
+        except OSError as error:
+            if not limits.is_limit(error):
+                raise
+            limits.warn(f"writing {name} to {self.folder}", error, "it is missing there")
+
+    def _join(self, offered: str) -> None:
+        """The folder that the group's first rank offers, else a new one."""
+        _end_with_the_process()
+        problem: Exception | None = None
+        if offered:
+            try:
+                self._membership = Membership.join(offered)
+                return
+            except (OSError, ValueError) as error:
+                problem = error
+        made = make_job_folder()
+        if made is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._membership = Membership.join(made)
+        if problem is not None:
+            # A folder that is not there is another host's, or was removed. What is there and not ours is worth a look.
+            level = logging.WARNING if isinstance(problem, PermissionError) else logging.INFO
+            where = f"in {self.folder}" if self.folder else "in memory"
+            logger.log(
+                level,
+                "the job folder that rank 0 offers can't be used: %s; the black box of this process is %s",
+                describe_problem(problem),
+                where,
+            )
 
     def _open(self, info: GroupInfo) -> _native.BlackBox | None:
         """In memory, where only this process can look at it, if there is no folder."""
+        program = sys.argv[0] if sys.argv else ""
         try:
-            return _native.BlackBox(self.path, num_calls(), info.rank, info.size, sys.argv[0] if sys.argv else "")
-        except (OSError, RuntimeError) as error:
-            _logger.info("the black box can't be a file: %s", error)
+            if self._membership is None:
+                return _native.BlackBox(-1, num_calls(), info.rank, info.size, program)
+            with self._membership.made_box() as file:
+                box = _native.BlackBox(file, num_calls(), info.rank, info.size, program)
+            box.tell_exit_status()
+            return box
+        except (OSError, MemoryError) as error:
+            if limits.is_limit(error):
+                limits.warn("making the black box", error, "it is in memory, or missing")
+            else:
+                logger.info("the black box can't be a file: %s", error)
             membership, self._membership = self._membership, None
             if membership is not None:
                 membership.end(False)
@@ -85,6 +128,17 @@ class OwnBox:
         self.rank = rank
         if self.box is not None:
             self.box.set_rank(rank, world_size)
+
+    def say_end(self, exception: str = "", *, is_consequence: bool = False, ns: int = 0) -> None:
+        """The process is about to leave its groups, and why; `ns`: when it began to, on the monotonic clock.
+
+        What is said first stays.
+        """
+        if self.box is not None:
+            # What came before is written down before.
+            _native.look_for_deaths()
+            how = (_CONSEQUENCE if is_consequence else _EXCEPTION) if exception else _EXIT
+            self.box.say_end(how, exception, ns or time.monotonic_ns())
 
     def read(self, most: int | None = None) -> Box | None:
         """With its newest records only, where `most` says how many."""
@@ -104,7 +158,7 @@ def num_calls() -> int:
     try:
         return min(max(int(asked), 0), _MOST_CALLS) if asked else _NUM_CALLS
     except ValueError:
-        _logger.warning("expected %s to be a number of calls, got %r; it is %d", _VARIABLE, asked, _NUM_CALLS)
+        logger.warning("expected %s to be a number of calls, got %r; it is %d", _VARIABLE, asked, _NUM_CALLS)
         return _NUM_CALLS
 
 

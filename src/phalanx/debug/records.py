@@ -8,21 +8,41 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any
 
 from phalanx import _native
-from phalanx.transports.places import short_path
+from phalanx.debug.box_layout import (
+    DEATH,
+    EXCEPTION_BYTES,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    MORE,
+    MOST_DEATHS,
+    RECORD,
+    VERSIONS,
+)
+from phalanx.debug.box_texts import GroupName, Location, Room, Texts
+from phalanx.debug.job_folder import Bytes, File, open_file
+from phalanx.printable import printable
 from phalanx.transports.signatures import dtype_name
-from phalanx.types import NO_REDUCE_OP, REDUCE_OP_NAMES
+from phalanx.types import NO_REDUCE_OP, NO_ROOT, REDUCE_OP_NAMES
 
 __all__ = [
+    "ABORTED",
     "DIED",
     "ENDED_WELL",
     "FAILED",
+    "LEFT",
+    "LOST",
+    "MISFIT",
+    "MISMATCH",
     "RUNNING",
+    "TIMEOUT",
     "Box",
+    "Death",
     "GroupName",
     "Header",
     "Location",
@@ -33,47 +53,29 @@ __all__ = [
     "read_header",
 ]
 
-Source = str | os.PathLike[str] | bytes | bytearray | memoryview
+Source = File | str | os.PathLike[str] | bytes | bytearray | memoryview
 
-_MAGIC = b"PHXBOX01"
-_VERSION = 1
-_HEADER_BYTES = 4096
-_HEADER = struct.Struct("<8s4IqQqiiQII256s")
-_RECORD = struct.Struct("<QIIQqQQqqqIIiBbBBB3xI8I")
 _NUMBER = struct.Struct("<Q")
 _STATES = {1: "scheduled", 2: "started", 3: "completed", 4: "failed"}
+# What a writer makes at most. A header may say anything, and is not to decide how much memory a reader takes.
+_MOST_CAPACITY = 10_000_000
+_MOST_ARENA_BYTES = 16 * 1024 * 1024
+_MOST_PID = 2**31 - 1
+# Of a box that has more, the newest records are read, a part at a time.
+_MOST_RECORDS = 100_000
+_RECORDS_AT_ONCE = 4096
 
 # How a process ended, or that it has not.
 RUNNING = "running"
 ENDED_WELL = "ended well"
 FAILED = "failed"
-DIED = "died without saying so"
+DIED = "died without recording an exit"
 _ENDINGS = (RUNNING, ENDED_WELL, FAILED)
+_EXCEPTION, _CONSEQUENCE = 2, 3
 
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Where in the program a call was made."""
-
-    filename: str
-    line: int
-    function: str
-
-    def describe(self) -> str:
-        return f"{short_path(self.filename)}:{self.line}, in {self.function}"
-
-
-@dataclass(frozen=True, slots=True)
-class GroupName:
-    """A group as one of its ranks knows it. `ranks` are those of the job, in the order of the group's own."""
-
-    name: str
-    desc: str
-    rank: int
-    ranks: tuple[int, ...]
-
-    def rank_in_job(self, rank: int) -> int:
-        return self.ranks[rank] if 0 <= rank < len(self.ranks) else rank
+# Why a group failed, as in _core/layout.hpp.
+MISMATCH, TIMEOUT, ABORTED, LEFT, LOST, MISFIT = "mismatch", "timeout", "aborted", "left", "lost", "message"
+_FAILURES = (None, MISMATCH, TIMEOUT, ABORTED, LEFT, LOST, MISFIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class Record:
     num_sizes: int  # of which `sizes` has the first eight
     sizes: tuple[int, ...]
     timeout_ms: int
+    failure: str | None = None  # why it failed, of FAILURES; None: it has not, or the box does not tell
+    blamed: int = NO_ROOT  # the rank of the group whose end the failure was
 
     @property
     def is_message(self) -> bool:
@@ -119,6 +123,17 @@ class Record:
         return self.ended_ns or self.started_ns or self.created_ns
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A process that was seen to have died."""
+
+    seen_ns: int
+    pid: int
+    start: int
+    status: int  # as waitpid gives it; UNKNOWN_STATUS
+    is_replaced: bool  # it lived on, and had called exec
+
+
 @dataclass(slots=True)
 class Header:
     """What a box says of its process."""
@@ -133,6 +148,13 @@ class Header:
     num_begun: int  # records, also those that gave way to others since
     ending: str  # RUNNING also where the process died: see `ending_of`
     program: str
+    # What follows is not known from boxes of version 1.
+    ended_ns: int | None  # when the process began to end in order
+    exception: str  # what ended it, that nobody caught; empty: nothing
+    is_consequence: bool  # the exception came of a group's failure
+    status: int  # how it ended, by what it knew itself; as waitpid gives it
+    num_hidden: int  # calls in flight whose records were overwritten
+    deaths: list[Death]  # of other processes, in the order in which it saw them
 
 
 @dataclass(slots=True)
@@ -140,46 +162,33 @@ class Box(Header):
     """A black box."""
 
     records: list[Record]  # by ascending number
+    num_left_out: int = 0  # groups for which there was no room; their records have an unknown group
 
     @property
     def last_ns(self) -> int:
-        """When its process was last heard of; 0 where it never was."""
-        return max((record.last_ns for record in self.records), default=0)
+        """When its process was last heard of: by a call, by a death that it saw, or by its own end; 0: never."""
+        seen = [death.seen_ns for death in self.deaths]
+        return max((*(record.last_ns for record in self.records), *seen, self.ended_ns or 0))
 
 
-def read_box(source: Source, most: int | None = None) -> Box:
-    """With its newest records only, where `most` says how many. Raises ValueError for what is no box."""
-    before, data, after = _read(source), _read(source), _read(source)
-    path = "" if isinstance(source, bytes | bytearray | memoryview) else os.fspath(source)
-    name = path or "these bytes"
-    fields = _check(name, after)
-    header = _header(path, fields)
-    arena_bytes, record_bytes = fields[3:5]
-    first = _HEADER_BYTES + arena_bytes
-    expected = first + header.capacity * record_bytes
-    if min(map(len, (before, data, after))) < expected:
-        raise ValueError(f"{name}: expected a black box of {expected} bytes, got one that was cut to {len(data)}")
-    texts = _Texts(after[_HEADER_BYTES:first], header)
-    records = []
-    # As of the read that records come from: a busy process begins more meanwhile.
-    oldest = 0 if most is None else _header(path, _check(name, data)).num_begun - most
-    for slot in range(header.capacity):
-        offset = first + slot * record_bytes
-        (number,) = _NUMBER.unpack_from(data, offset)
-        if number <= oldest:
-            continue
-        fields = _RECORD.unpack_from(data, offset)
-        is_whole = number and all(_NUMBER.unpack_from(read, offset) == (number,) for read in (before, after))
-        if is_whole and (record := _record(fields, texts)):
-            records.append(record)
-    records.sort(key=lambda record: record.number)
-    return Box(**asdict(header), records=records)
+def read_box(source: Source, most: int | None = None, room: Room | None = None) -> Box:
+    """With its newest records only, where `most` says how many. Raises ValueError for what is no box, and OSError.
+
+    Boxes that are kept at the same time share a `room`.
+    """
+    room = room or Room()
+    if isinstance(source, str | os.PathLike):
+        with open_file(source) as file:
+            return _read_box(file, most, room)
+    return _read_box(source if isinstance(source, File) else Bytes(source), most, room)
 
 
-def read_header(path: str | os.PathLike[str]) -> Header:
-    """Raises ValueError for what is no box."""
-    with open(path, "rb") as file:
-        return _header(os.fspath(path), _check(os.fspath(path), file.read(_HEADER_BYTES)))
+def read_header(source: File | str | os.PathLike[str]) -> Header:
+    """Raises ValueError for what is no box, and OSError."""
+    if isinstance(source, File):
+        return _header(source.path, source.read_at(0, HEADER_BYTES))[0]
+    with open_file(source) as file:
+        return read_header(file)
 
 
 def ending_of(header: Header) -> str:
@@ -192,120 +201,158 @@ def is_alive(pid: int, start: int) -> bool:
     own_pid, own_start = _native.own_identity()
     if pid == own_pid:
         return start == own_start
-    peer = _native.Peer.watch(pid, start)
+    try:
+        peer = _native.Peer.watch(pid, start)
+    except OSError:
+        return True
     return peer is None or not peer.dead
 
 
-def _read(source: Source) -> bytes:
-    # Read and not mapped: a file that somebody cuts meanwhile must not end this process.
-    return bytes(source) if isinstance(source, bytes | bytearray | memoryview) else Path(source).read_bytes()
+def _read_box(data: File | Bytes, most: int | None, room: Room) -> Box:
+    name = data.path or "these bytes"
+    header, arena_bytes = _header(data.path, data.read_at(0, HEADER_BYTES))
+    first = HEADER_BYTES + arena_bytes
+    expected = first + header.capacity * RECORD.size
+    if not data.read_at(expected - 1, 1):
+        raise ValueError(f"{name}: expected a black box of {expected} bytes, got one that was cut")
+    most = min(room.records_per_box, _MOST_RECORDS if most is None else most)
+    # The newest ones first: theirs is the room.
+    raw = sorted(_whole_records(data, first, header, most), reverse=True)
+    # Texts only grow, so those of all records are in what is read last.
+    texts = Texts(data.read_at(HEADER_BYTES, arena_bytes), header.world_size, room)
+    offset = header.clock_offset_ns
+    records = [record for _, each in raw if (record := _record(RECORD.unpack(each), texts, offset)) is not None]
+    records.reverse()
+    known = {field.name: getattr(header, field.name) for field in fields(Header)}
+    return Box(**known, records=records, num_left_out=texts.num_left_out)
 
 
-def _check(name: str, data: bytes) -> tuple[Any, ...]:
-    """The fields of a header."""
-    if len(data) < _HEADER.size or not data.startswith(_MAGIC):
+def _whole_records(data: File | Bytes, first: int, header: Header, most: int) -> Iterator[tuple[int, bytes]]:
+    """The records that do not change while they are read, of the newest ones, each with its number."""
+    for begin, end in _newest_slots(header, most):
+        for slot in range(begin, end, _RECORDS_AT_ONCE):
+            num = min(_RECORDS_AT_ONCE, end - slot)
+            place = (first + slot * RECORD.size, num * RECORD.size)
+            before, read, after = data.read_at(*place), data.read_at(*place), data.read_at(*place)
+            if min(map(len, (before, read, after))) < place[1]:
+                raise ValueError(f"{header.path or 'these bytes'}: expected a black box, got one that is being cut")
+            for index in range(num):
+                at = index * RECORD.size
+                (number,) = _NUMBER.unpack_from(read, at)
+                # A record has its place by its number.
+                if not number or (number - 1) % header.capacity != slot + index:
+                    continue
+                if all(_NUMBER.unpack_from(each, at) == (number,) for each in (before, after)):
+                    yield number, read[at : at + RECORD.size]
+
+
+def _newest_slots(header: Header, most: int) -> list[tuple[int, int]]:
+    """Ranges of slots that have the newest records."""
+    capacity = header.capacity
+    if capacity <= most:
+        return [(0, capacity)]
+    if header.num_begun <= most:
+        return [(0, most)]
+    end = header.num_begun % capacity
+    begin = end - most
+    return [(begin, end)] if begin >= 0 else [(begin + capacity, capacity), (0, end)]
+
+
+def _header(path: str, data: bytes) -> tuple[Header, int]:
+    """And the size of the arena."""
+    name = path or "these bytes"
+    if len(data) < HEADER_BYTES or not data.startswith(MAGIC):
         raise ValueError(f"{name}: expected a black box, got something else")
-    fields = _HEADER.unpack_from(data)
-    version, capacity, arena_bytes, record_bytes = fields[1:5]
-    if version != _VERSION:
-        raise ValueError(f"{name}: expected a black box of version {_VERSION}, got version {version}")
-    if not capacity or not arena_bytes or record_bytes != _RECORD.size:
-        raise ValueError(f"{name}: expected a black box, got one that is damaged")
-    return fields
-
-
-def _header(path: str, fields: tuple[Any, ...]) -> Header:
-    _, _, capacity, _, _, pid, start, clock_offset, rank, world_size, begun, _, ending, program = fields
-    return Header(
+    found = HEADER.unpack(data)
+    if found["version"] not in VERSIONS:
+        known = " or ".join(map(str, VERSIONS))
+        raise ValueError(f"{name}: expected a black box of version {known}, got version {found['version']}")
+    if reason := _damage(found):
+        raise ValueError(f"{name}: expected a black box, got one that is damaged: {reason}")
+    more = MORE.unpack(data) if found["version"] > 1 else dict.fromkeys(MORE.names, 0)
+    offset = found["clock_offset"]
+    is_exception = more["how"] in (_EXCEPTION, _CONSEQUENCE)
+    exception_at = DEATH.offset + MOST_DEATHS * DEATH.size
+    header = Header(
         path=path,
-        pid=pid,
-        start=start,
-        clock_offset_ns=clock_offset,
-        rank=rank,
-        world_size=world_size,
-        capacity=capacity,
-        num_begun=begun,
-        ending=_ENDINGS[ending] if ending < len(_ENDINGS) else FAILED,
-        program=program.partition(b"\0")[0].decode(errors="replace"),
+        pid=found["pid"],
+        start=found["start"],
+        clock_offset_ns=offset,
+        rank=found["rank"],
+        world_size=found["world_size"],
+        capacity=found["capacity"],
+        num_begun=found["begun"],
+        ending=_ENDINGS[found["ending"]] if found["ending"] < len(_ENDINGS) else FAILED,
+        program=_text(found["program"]),
+        ended_ns=more["ended"] + offset if more["ended"] else None,
+        exception=_text(data[exception_at : exception_at + EXCEPTION_BYTES]) if is_exception else "",
+        is_consequence=more["how"] == _CONSEQUENCE,
+        status=more["exit_status"] - 1 if more["exit_status"] > 0 else _native.UNKNOWN_STATUS,
+        num_hidden=max(0, more["num_hidden"]),
+        deaths=list(_deaths(data, offset)) if found["version"] > 1 else [],
     )
+    return header, found["arena_bytes"]
 
 
-class _Texts:
-    """The arena: what records refer to by offsets."""
-
-    def __init__(self, arena: bytes, header: Header) -> None:
-        self._arena = arena
-        self._groups: dict[int, GroupName] = {}
-        self._locations: dict[int, Location | None] = {}
-        self._world = tuple(range(header.world_size))
-        self.clock_offset = header.clock_offset_ns
-
-    def group(self, offset: int) -> GroupName:
-        if offset not in self._groups:
-            self._groups[offset] = self._make_group(self._parts(offset, 4))
-        return self._groups[offset]
-
-    def location(self, offset: int) -> Location | None:
-        if offset not in self._locations:
-            parts = self._parts(offset, 3)
-            self._locations[offset] = Location(parts[0], _number(parts[1]), parts[2]) if parts else None
-        return self._locations[offset]
-
-    def _make_group(self, parts: list[str]) -> GroupName:
-        if not parts:
-            return GroupName("", "", -1, ())
-        ranks = tuple(rank for run in parts[3].split(",") if run for rank in _run(run))
-        # A group whose ranks in the job nobody knows is taken for the first one.
-        return GroupName(parts[0], parts[1], _number(parts[2]), ranks or self._world)
-
-    def _parts(self, offset: int, num: int) -> list[str]:
-        end = self._arena.find(b"\0", offset)
-        parts = self._arena[offset:end].decode(errors="replace").split("\x1f") if 0 < offset < end else []
-        return parts if len(parts) == num else []
+def _damage(found: dict[str, Any]) -> str:
+    """What no writer writes; empty: nothing."""
+    limits = {
+        "capacity": (1, _MOST_CAPACITY),
+        "arena_bytes": (1, _MOST_ARENA_BYTES),
+        "record_bytes": (RECORD.size, RECORD.size),
+        "pid": (1, _MOST_PID),
+        "rank": (-1, _MOST_PID),
+        "world_size": (0, _native.MAX_RANKS),
+    }
+    for name, (least, most) in limits.items():
+        if not least <= found[name] <= most:
+            return f"{name} is {found[name]}"
+    return ""
 
 
-def _run(text: str) -> range:
-    """Ranks one after another: "4-7", or "4"."""
-    first, _, last = text.partition("-")
-    return range(_number(first), _number(last or first) + 1)
+def _deaths(data: bytes, offset: int) -> Iterator[Death]:
+    for number in range(MOST_DEATHS):
+        death = DEATH.unpack(data, number * DEATH.size)
+        if death["seen"] and 0 < death["pid"] <= _MOST_PID:
+            yield Death(death["seen"] + offset, death["pid"], death["start"], death["status"], bool(death["replaced"]))
 
 
-def _number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        return -1
+def _text(data: bytes) -> str:
+    """Up to the zero that ends it."""
+    return printable(data.partition(b"\0")[0].decode(errors="replace"))
 
 
-def _record(fields: tuple[Any, ...], texts: _Texts) -> Record | None:
-    """None where it says what no writer writes."""
-    number, state, group, seq, count, bytes_in, bytes_out, created, started, ended, location, tag, peer = fields[:13]
-    op, reduce_op, dtype, flags, num_sizes, timeout_ms, *sizes = fields[13:]
+def _record(found: dict[str, Any], texts: Texts, offset: int) -> Record | None:
+    """None where it says what no writer writes. `offset` leads from the box's clock to the epoch."""
+    reduce_op, flags = found["reduce_op"], found["flags"]
+    started, ended = found["started"], found["ended"]
     try:
         return Record(
-            number=number,
-            state=_STATES[state],
-            group=texts.group(group),
-            op=_native.OPS[op],
-            seq=seq,
-            count=count,
-            bytes_in=bytes_in,
-            bytes_out=bytes_out,
-            created_ns=created + texts.clock_offset,
-            started_ns=started + texts.clock_offset if started else None,
-            ended_ns=ended + texts.clock_offset if ended else None,
-            location=texts.location(location),
-            tag=tag,
-            peer=peer,
+            number=found["number"],
+            state=_STATES[found["state"]],
+            group=texts.group(found["group"]),
+            op=_native.OPS[found["op"]],
+            seq=found["seq"],
+            count=found["count"],
+            bytes_in=found["bytes_in"],
+            bytes_out=found["bytes_out"],
+            created_ns=found["created"] + offset,
+            started_ns=started + offset if started else None,
+            ended_ns=ended + offset if ended else None,
+            location=texts.location(found["location"]),
+            tag=found["tag"],
+            peer=found["peer"],
             reduce_op=REDUCE_OP_NAMES[reduce_op] if reduce_op > NO_REDUCE_OP else None,
-            dtype=dtype_name(dtype) if dtype else None,
+            dtype=dtype_name(found["dtype"]) if found["dtype"] else None,
             is_async=bool(flags & 1),
             in_backward=bool(flags & 2),
             by_reducer=bool(flags & 4),
             is_list=bool(flags & 8),
-            num_sizes=num_sizes,
-            sizes=tuple(sizes[:num_sizes]),
-            timeout_ms=timeout_ms,
+            num_sizes=found["num_sizes"],
+            sizes=tuple(found[f"size{index}"] for index in range(min(8, found["num_sizes"]))),
+            timeout_ms=found["timeout_ms"],
+            failure=_FAILURES[found["failure"]],
+            blamed=found["blamed"] - 1,
         )
     except (LookupError, ValueError):
         return None

@@ -14,31 +14,37 @@ import multiprocessing.util
 import os
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
+from phalanx.errors import REPORT_NOTE
 from phalanx.transports import keeper
 from phalanx.transports.base import Transport
 from phalanx.transports.hooks import observer
 from phalanx.transports.places import is_framework, short_path
 
-__all__ = ["enter", "last_words", "leave"]
+__all__ = ["enter", "last_words", "leave", "patience"]
 
+_PATIENCE = 1.0
 _MOST_CHARACTERS = 900
 _MOST_FRAMES = 10
 
 # The groups this process is in.
 _transports: weakref.WeakSet[Transport] = weakref.WeakSet()
 _hooked = False
+# Whether the program has printed the traceback of an exception that nobody caught.
+_raised = False
 _process_with_finalizer = 0
 
 
 def enter(transport: Transport) -> None:
     """This process is in a group."""
     _transports.add(transport)
+    keeper.begin()
     _install()
 
 
@@ -47,11 +53,23 @@ def leave(transport: Transport) -> None:
     exception = sys.exception()
     if exception is not None:
         _tell(exception, [transport])
-    observer().leaving(transport)
-    transport.close()
-    _transports.discard(transport)
-    if not _transports:
-        keeper.stop()
+    try:
+        transport.complete(patience())
+    finally:
+        observer().leaving(transport)
+        transport.close()
+        _transports.discard(transport)
+        if not _transports:
+            keeper.stop()
+
+
+def patience() -> float:
+    """Seconds that a rank which leaves now gives its peers to make their side of the calls that it has in flight.
+
+    Peers that make the same calls a little later need no more, and those that wait for this rank elsewhere hear soon
+    that it left. A rank that has an exception to tell does not wait.
+    """
+    return 0.0 if sys.exception() is not None else _PATIENCE
 
 
 def last_words(exception: BaseException) -> str:
@@ -59,7 +77,8 @@ def last_words(exception: BaseException) -> str:
     # A process that exits because of an exception, as those of torch.multiprocessing do, has both.
     while isinstance(exception, SystemExit) and exception.__context__ is not None:
         exception = exception.__context__
-    text = "".join(traceback.format_exception_only(exception)).strip()
+    lines = "".join(traceback.format_exception_only(exception)).strip().splitlines()
+    text = "\n".join(line for line in lines if not line.startswith(REPORT_NOTE))
     frames = traceback.extract_tb(exception.__traceback__)
     own = [frame for frame in frames if not is_framework(frame.filename)] or frames
     where = f" ({short_path(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name})" if own else ""
@@ -68,13 +87,15 @@ def last_words(exception: BaseException) -> str:
     return words.encode("utf-8", "backslashreplace").decode()
 
 
-def _tell(exception: BaseException, transports: Iterable[Transport]) -> None:
-    """Never raises: the program has an exception of its own to report."""
+def _tell(exception: BaseException, transports: Iterable[Transport], *, is_last: bool = False) -> None:
+    """Never raises: the program has an exception of its own to report. `is_last`: it ends the process."""
     with contextlib.suppress(Exception):
-        if isinstance(exception, SystemExit) and (exception.__context__ is None or not exception.code):
-            return
-        words = last_words(exception)
-        for transport in transports:
+        is_plain_exit = isinstance(exception, SystemExit) and (exception.__context__ is None or not exception.code)
+        words = "" if is_plain_exit else last_words(exception)
+        # First: peers that are told may end before this rank has written it down.
+        if is_last:
+            observer().raised(exception, words.partition("\n")[0])
+        for transport in transports if words else ():
             transport.say_last_words(words)
 
 
@@ -83,8 +104,12 @@ def _exit() -> None:
     exception = sys.exception()
     transports = list(_transports)
     if exception is not None:
-        observer().raised(exception)
-        _tell(exception, transports)
+        _tell(exception, transports, is_last=True)
+    until = time.monotonic() + (0.0 if _raised else patience())
+    for transport in transports:
+        with contextlib.suppress(Exception):
+            transport.complete(max(0.0, until - time.monotonic()))
+    observer().ending()
     for transport in transports:
         # Whatever there is to tell, the group is left.
         with contextlib.suppress(Exception):
@@ -113,8 +138,9 @@ os.register_at_fork(after_in_child=_transports.clear)
 
 def _telling(before: Callable[..., Any]) -> Callable[..., Any]:
     def excepthook(kind: type[BaseException], exception: BaseException, trace: TracebackType | None) -> Any:
-        observer().raised(exception)
-        _tell(exception, list(_transports))
+        global _raised
+        _raised = True
+        _tell(exception, list(_transports), is_last=True)
         return before(kind, exception, trace)
 
     return excepthook

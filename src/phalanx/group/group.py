@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from phalanx import _native
 from phalanx.collectives import all_reduce
-from phalanx.errors import Mismatch
+from phalanx.errors import InvalidCall, Mismatch
 from phalanx.group import endings
-from phalanx.group.sparse import all_reduce_sparse
+from phalanx.group.sparse import all_reduce_sparse, entries_of
 from phalanx.transports import threads
 from phalanx.transports.base import Pending, Transport
 from phalanx.transports.hooks import observer
-from phalanx.transports.rendezvous import Identity, join
+from phalanx.transports.identities import Identity
+from phalanx.transports.refusals import Refusal
+from phalanx.transports.rendezvous import Known, join
 from phalanx.transports.shm import ShmTransport
 from phalanx.types import Call, GroupInfo, Store
 
@@ -38,12 +40,15 @@ class Group:
         self.identities = identities
 
     @staticmethod
-    def join(store: Store, info: GroupInfo, timeout: float, known: Mapping[int, Identity] | None = None) -> Group:
-        """Meets the other ranks of the group through the store. `known` tells who some of them are."""
+    def join(store: Store, info: GroupInfo, timeout: float, scope: str = "", known: Known | None = None) -> Group:
+        """Meets the other ranks of the group through the store.
+
+        Groups of one scope meet by their members, others by their name as well. `known` is what is known of the ranks.
+        """
         world = threads.place.world
         if world is not None:
-            return Group(world.join(store, info, timeout), info, timeout)
-        transport = join(store, info, timeout, known)
+            return Group(world.join(store, info, timeout, scope), info, timeout)
+        transport = join(store, info, timeout, scope, known)
         kind = _InspectedGroup if transport.check == _native.CHECK_FULL else _ProcessesGroup
         return kind(transport if on_join is None else on_join(transport), info, timeout)
 
@@ -76,6 +81,9 @@ class Group:
         return self.start(all_reduce.build_plain(tensor, reduce_op), timeout)
 
     def all_reduce_sparse(self, tensor: torch.Tensor, reduce_op: int, timeout: float | None = None) -> None:
+        if tensor.layout is torch.sparse_coo:
+            # Its entries are read before the first of the dense calls is made.
+            self._transport.catch_up(entries_of(tensor))
         try:
             all_reduce_sparse(self.info, lambda call: self.run(call, timeout), tensor, reduce_op)
         except Mismatch:
@@ -96,9 +104,22 @@ class Group:
             observer().started(self.info, "send", 0, [tensor])
         return self._transport.start_message(sends, tensor, peer, tag, timeout, dtype_code)
 
+    def refuse_call(self, error: InvalidCall) -> None:
+        """This rank's arguments were wrong: peers that make the same call wait for it."""
+        if self.info.size > 1:
+            self._transport.refuse(Refusal.of_call(error, error.op or "call", self.seq + 1))
+
+    def refuse_message(self, error: InvalidCall, op: str, peer: int | None, tag: int | None) -> None:
+        """Likewise. A peer or tag that was wrong itself is None."""
+        self._transport.refuse(Refusal.of_message(error, op, peer, tag))
+
     def _look_at(self, call: Call) -> None:
         if call.inputs is not None:
             observer().started(self.info, call.op, self.seq + 1, call.inputs.tensors)
+
+    def words_of_left(self, rank: int) -> str | None:
+        """The last words of a rank that has left; None: it has not left, or nobody knows."""
+        return None
 
     def renamed(self) -> None:
         """The group's info has the name that people know."""
@@ -107,7 +128,11 @@ class Group:
         self._transport.abort(reason)
 
     def close(self) -> None:
-        self._transport.close()
+        """Leaves the group, once the calls in flight that all ranks have made are over."""
+        try:
+            self._transport.complete(endings.patience())
+        finally:
+            self._transport.close()
 
 
 class _ProcessesGroup(Group):
@@ -120,6 +145,9 @@ class _ProcessesGroup(Group):
         self._quick = transport
         endings.enter(transport)
         observer().joined(transport, info, transport.folder)
+
+    def words_of_left(self, rank: int) -> str | None:
+        return self._quick.words_of_left(rank)
 
     def renamed(self) -> None:
         observer().renamed(self._quick, self.info)

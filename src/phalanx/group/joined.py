@@ -5,23 +5,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch.distributed import ProcessGroup as TorchProcessGroup
 
+from phalanx.collectives.numbers import index_of
 from phalanx.errors import GroupError
 from phalanx.group.group import Group
 from phalanx.group.timeouts import DEFAULT_TIMEOUT, check_timeout, seconds_to_join
 from phalanx.group.torch_compat import GroupName, not_traced
-from phalanx.transports.rendezvous import Identity
+from phalanx.transports.identities import Identity
+from phalanx.transports.rendezvous import Known
 from phalanx.types import GroupInfo, Store
 
-__all__ = ["JoinedGroup"]
+__all__ = ["JoinedGroup", "MeetingPlace"]
 
 _CPU = torch.device("cpu")
+
+
+class MeetingPlace(NamedTuple):
+    """Where and how the ranks of a group meet."""
+
+    store: Store
+    # Groups of one scope meet by their members, others by their name as well.
+    scope: str = ""
+    known: Known | None = None
+
+
+class Options:
+    """A group's options, under the names that torch uses."""
+
+    backend = "phalanx"
+
+    def __init__(self, group: JoinedGroup) -> None:
+        self._group = group
+
+    @property
+    def _timeout(self) -> timedelta:
+        return self._group.timeout
+
+    @_timeout.setter
+    def _timeout(self, timeout: timedelta) -> None:
+        self._group.set_timeout(timeout)
+
+    @property
+    def group_name(self) -> str:
+        return self._group.group_name
+
+    @property
+    def global_ranks_in_group(self) -> list[int]:
+        return self._group.global_ranks
 
 
 @not_traced
@@ -37,15 +74,16 @@ class JoinedGroup(TorchProcessGroup):
         *,
         name: str = "phalanx",
         global_ranks: Sequence[int] = (),
-        known: Mapping[int, Identity] | None = None,
+        place: MeetingPlace | None = None,
     ) -> None:
+        rank, world_size = _number(name, "a rank", rank), _number(name, "a world size", world_size)
         if not 0 <= rank < world_size:
             raise GroupError(
                 f"expected a rank in 0..{world_size - 1}, got {rank}",
                 group=name,
                 hint="give every process its own rank below world_size",
             )
-        check_timeout(timeout, name)
+        seconds = seconds_to_join(timeout, name)
         if not isinstance(store, Store):
             raise GroupError(
                 f"expected a torch.distributed.Store, got {store!r}",
@@ -54,8 +92,9 @@ class JoinedGroup(TorchProcessGroup):
             )
         super().__init__(rank, world_size)  # type: ignore[call-arg]
         self._store = store
-        self._info = GroupInfo(name, rank, world_size, global_ranks)
-        self._group = Group.join(store, self._info, seconds_to_join(timeout), known)
+        self._info = GroupInfo(name, rank, world_size, [_number(name, "ranks", one) for one in global_ranks])
+        place = place or MeetingPlace(store)
+        self._group = Group.join(place.store, self._info, seconds, place.scope, place.known)
         self._name = name
         self._desc = "undefined"
         self._prepare()
@@ -97,6 +136,15 @@ class JoinedGroup(TorchProcessGroup):
         """Who the ranks are: process number and start time."""
         return self._group.identities
 
+    def words_of_left(self, rank: int) -> str | None:
+        """The last words of a rank that has left the group; None: it has not left."""
+        return self._group.words_of_left(rank)
+
+    @property
+    def global_ranks(self) -> list[int]:
+        """The ranks in the default group of this group's ranks; empty where torch did not make the group."""
+        return list(self._info.global_ranks)
+
     def get_group_store(self) -> Store:
         return self._store
 
@@ -126,9 +174,19 @@ class JoinedGroup(TorchProcessGroup):
     def getGroupDesc(self) -> str:
         return self._desc
 
+    @property
+    def timeout(self) -> timedelta:
+        """How long a call waits that has no timeout of its own; `timedelta.max` where there is no limit."""
+        seconds = self._group.timeout
+        return timedelta.max if seconds == math.inf else timedelta(seconds=seconds)
+
+    @property
+    def options(self) -> Options:
+        """What torch reads of a backend."""
+        return Options(self)
+
     def set_timeout(self, timeout: timedelta) -> None:
-        check_timeout(timeout, self._info.name)
-        self._group.timeout = timeout.total_seconds()
+        self._group.timeout = check_timeout(timeout, self._info.name)
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.set_timeout(timeout)
@@ -144,5 +202,12 @@ class JoinedGroup(TorchProcessGroup):
         self._group.abort("abort() was called")
 
     def shutdown(self) -> None:
-        """Leaves the group; calls under way end. Idempotent; waits for no peer."""
+        """Leaves the group, and completes before what all ranks have made (`Transport.complete`). Idempotent."""
         self._group.close()
+
+
+def _number(group: str, what: str, value: object) -> int:
+    number = index_of(value)
+    if number is None:
+        raise GroupError(f"expected {what} as an integer, got {value!r}", group=group, hint=f"pass {what} as an int")
+    return number

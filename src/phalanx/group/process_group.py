@@ -12,39 +12,46 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from phalanx.collectives import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    barrier,
-    broadcast,
-    gather,
-    message,
-    reduce,
-    reduce_scatter,
-    scatter,
-)
+from phalanx.collectives import all_reduce, message
+from phalanx.collectives.checks import HasOwnDispatch, fail
+from phalanx.collectives.numbers import whole, whole_list
 from phalanx.errors import InvalidCall
+from phalanx.group import dispatching
+from phalanx.group.dispatching import Form
 from phalanx.group.joined import JoinedGroup
 from phalanx.group.profiling import ProfiledWork, call_range
-from phalanx.group.spellings import given, not_yet, only, only_list, reduction_of, root_of, timeout_of
+from phalanx.group.refusing import collective
+from phalanx.group.spellings import (
+    check_root_tensor,
+    given,
+    not_yet,
+    only,
+    only_list,
+    reduction_of,
+    root_of,
+    timeout_of,
+)
+from phalanx.group.timeouts import seconds_of
 from phalanx.group.torch_compat import (
     at_end_of_backward,
+    can_dispatch,
     in_backward,
     in_final_callback,
     not_traced,
+    num_dispatch_modes,
     profiler,
-    seconds_of,
 )
 from phalanx.group.work import Work, Works
 from phalanx.types import Call
 
 Tensor = torch.Tensor
 _DONE = Work([])
+_SYNCHRONOUS = SimpleNamespace(asyncOp=False)
 _NUM_REMEMBERED = 16
 
 
@@ -65,21 +72,40 @@ class ProcessGroup(JoinedGroup):
 
     # Collectives.
 
-    def _run(self, call: Call, timeout: timedelta | None, opts: Any, results: list[Tensor]) -> Work:
+    def _run(
+        self, form: Form, args: tuple[Any, ...], timeout: timedelta | None, opts: Any, results: list[Tensor]
+    ) -> Work:
+        try:
+            call = form.build(self._info, *args)
+        except HasOwnDispatch:
+            return self._present(form, args, timeout, opts, results)
+        if num_dispatch_modes() and can_dispatch():
+            return self._present(form, args, timeout, opts, results)
         if profiler._is_profiler_enabled:
             return self._run_profiled(call, timeout, opts, results)
         # A caller whose options say that it does not look at the work gets one that is ready made.
         if not getattr(opts, "asyncOp", True):
-            self._group.run(call, seconds_of(timeout))
+            self._group.run(call, seconds_of(timeout, self._info, call.op))
             return _DONE
-        return self._hand_out(Work(results, self._group.start(call, seconds_of(timeout))))
+        return self._hand_out(Work(results, self._group.start(call, seconds_of(timeout, self._info, call.op))))
+
+    def _present(
+        self, form: Form, args: tuple[Any, ...], timeout: timedelta | None, opts: Any, results: list[Tensor]
+    ) -> Work:
+        """Modes and classes may return other works than ours."""
+
+        def run(args: tuple[Any, ...], results: list[Tensor]) -> Work:
+            return self._run(form, args, timeout, opts, results)
+
+        work: Work = dispatching.present(self, form, args, results, getattr(opts, "asyncOp", True), run)
+        return work
 
     def _run_profiled(self, call: Call, timeout: timedelta | None, opts: Any, results: list[Tensor]) -> Work:
         with call_range(call.op, [] if call.inputs is None else call.inputs.tensors):
             if not getattr(opts, "asyncOp", True):
-                self._group.run(call, seconds_of(timeout))
+                self._group.run(call, seconds_of(timeout, self._info, call.op))
                 return _DONE
-            pending = self._group.start(call, seconds_of(timeout))
+            pending = self._group.start(call, seconds_of(timeout, self._info, call.op))
         return self._hand_out(ProfiledWork(results, pending))
 
     def _hand_out(self, work: Work) -> Work:
@@ -100,33 +126,48 @@ class ProcessGroup(JoinedGroup):
         op: Any = None,
         tensor: Tensor | None = None,
     ) -> Work:
-        reduce_op, factor, timeout = reduction_of(opts, op, timeout)
-        tensor = only(self._info, "all_reduce", tensors if tensor is None else tensor)
-        code = all_reduce.plain(tensor, reduce_op)
-        if code and not profiler._is_profiler_enabled:
-            if not getattr(opts, "asyncOp", True):
-                self._group.all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
-                return _DONE
-            pending = self._group.start_all_reduce_plain(tensor, code, reduce_op, seconds_of(timeout))
-            return self._remember(self._hand_out(Work([tensor], pending)), tensor)
         try:
-            call = all_reduce.build(self._info, tensor, reduce_op, factor)
+            reduce_op, factor, timeout = reduction_of(self._info, "all_reduce", opts, op, timeout)
+            tensors = tensors if tensor is None else tensor
+            tensor = (
+                tensors[0] if type(tensors) is list and len(tensors) == 1 else only(self._info, "all_reduce", tensors)
+            )
+            code = all_reduce.plain(tensor, reduce_op)
+            if code and not profiler._is_profiler_enabled and not num_dispatch_modes():
+                seconds = None if timeout is None else seconds_of(timeout, self._info, "all_reduce")
+                if not getattr(opts, "asyncOp", True):
+                    self._group.all_reduce_plain(tensor, code, reduce_op, seconds)
+                    return _DONE
+                pending = self._group.start_all_reduce_plain(tensor, code, reduce_op, seconds)
+                return self._remember(self._hand_out(Work([tensor], pending)), tensor)
+            try:
+                work = self._run(dispatching.ALL_REDUCE, (tensor, reduce_op, factor), timeout, opts, [tensor])
+            except InvalidCall as error:
+                if error.code != "INVALID:LAYOUT":
+                    raise
+                self._group.all_reduce_sparse(tensor, reduce_op, seconds_of(timeout, self._info, "all_reduce"))
+                return Work([tensor])
+            return self._remember(work, tensor)
         except InvalidCall as error:
-            if error.code != "INVALID:LAYOUT":
-                raise
-            self._group.all_reduce_sparse(tensor, reduce_op, seconds_of(timeout))
-            return Work([tensor])
-        return self._remember(self._run(call, timeout, opts, [tensor]), tensor)
+            self._group.refuse_call(error)
+            raise
 
     def _remember(self, work: Work, tensor: Tensor) -> Work:
-        if tensor.numel() == 1 and work is not _DONE and tensor.untyped_storage().nbytes() == tensor.itemsize:
+        if (
+            tensor.numel() == 1
+            and isinstance(work, Work)
+            and work is not _DONE
+            and tensor.untyped_storage().nbytes() == tensor.itemsize
+        ):
             self._recent.append(work)
         return work
 
+    @collective
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        reduce_op, factor, timeout = reduction_of(opts, None, None)
-        return self._run(all_reduce.build_coalesced(self._info, tensors, reduce_op, factor), timeout, opts, tensors)
+        reduce_op, factor, timeout = reduction_of(self._info, "all_reduce", opts, None, None)
+        return self._run(dispatching.ALL_REDUCE_COALESCED, (tensors, reduce_op, factor), timeout, opts, tensors)
 
+    @collective
     def reduce(
         self,
         tensors: list[Tensor] | Tensor | None = None,
@@ -137,11 +178,13 @@ class ProcessGroup(JoinedGroup):
         root: int | None = None,
         tensor: Tensor | None = None,
     ) -> Work:
-        root, timeout, opts = root_of(opts, root, timeout)
-        reduce_op, factor, timeout = reduction_of(opts, op, timeout)
+        root, timeout, opts = root_of(self._info, "reduce", opts, root, timeout)
+        reduce_op, factor, timeout = reduction_of(self._info, "reduce", opts, op, timeout)
+        check_root_tensor(self._info, "reduce", opts)
         tensor = only(self._info, "reduce", tensors if tensor is None else tensor)
-        return self._run(reduce.build(self._info, tensor, root, reduce_op, factor), timeout, opts, [tensor])
+        return self._run(dispatching.REDUCE, (tensor, root, reduce_op, factor), timeout, opts, [tensor])
 
+    @collective
     def broadcast(
         self,
         tensors: list[Tensor] | Tensor | None = None,
@@ -151,10 +194,12 @@ class ProcessGroup(JoinedGroup):
         root: int | None = None,
         tensor: Tensor | None = None,
     ) -> Work:
-        root, timeout, opts = root_of(opts, root, timeout)
+        root, timeout, opts = root_of(self._info, "broadcast", opts, root, timeout)
+        check_root_tensor(self._info, "broadcast", opts)
         tensor = only(self._info, "broadcast", tensors if tensor is None else tensor)
-        return self._run(broadcast.build(self._info, tensor, root), timeout, opts, [tensor])
+        return self._run(dispatching.BROADCAST, (tensor, root), timeout, opts, [tensor])
 
+    @collective
     def allgather(
         self,
         output_tensors: list[list[Tensor]] | list[Tensor],
@@ -166,8 +211,9 @@ class ProcessGroup(JoinedGroup):
     ) -> Work:
         tensor = only(self._info, "all_gather", input_tensors if input_tensor is None else input_tensor)
         outputs = only_list(self._info, "all_gather", "output_tensors", output_tensors)
-        return self._run(all_gather.build(self._info, outputs, tensor), timeout_of(opts, timeout), opts, outputs)
+        return self._run(dispatching.ALL_GATHER, (outputs, tensor), timeout_of(opts, timeout), opts, outputs)
 
+    @collective
     def all_gather_single(
         self,
         output: Tensor,
@@ -175,12 +221,14 @@ class ProcessGroup(JoinedGroup):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        return self._run(all_gather.build_single(self._info, output, input), timeout_of(opts, timeout), opts, [output])
+        return self._run(dispatching.ALL_GATHER_SINGLE, (output, input), timeout_of(opts, timeout), opts, [output])
 
+    @collective
     def allgather_coalesced(self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None) -> Work:
-        call = all_gather.build_coalesced(self._info, output_lists, input_list)
-        return self._run(call, timeout_of(opts, None), opts, [tensor for outputs in output_lists for tensor in outputs])
+        args, results = (output_lists, input_list), dispatching.tensors_of(output_lists)
+        return self._run(dispatching.ALL_GATHER_COALESCED, args, timeout_of(opts, None), opts, results)
 
+    @collective
     def all_gather_single_coalesced(
         self,
         output_lists: list[Tensor] | None = None,
@@ -191,9 +239,10 @@ class ProcessGroup(JoinedGroup):
         inputs: list[Tensor] | None = None,
     ) -> Work:
         results = given(output_lists, outputs)
-        call = all_gather.build_single_coalesced(self._info, results, given(input_list, inputs))
-        return self._run(call, timeout_of(opts, None), opts, results)
+        args = results, given(input_list, inputs)
+        return self._run(dispatching.ALL_GATHER_SINGLE_COALESCED, args, timeout_of(opts, None), opts, results)
 
+    @collective
     def gather(
         self,
         output_tensors: list[list[Tensor]] | list[Tensor],
@@ -204,12 +253,13 @@ class ProcessGroup(JoinedGroup):
         input_tensor: Tensor | None = None,
         root: int | None = None,
     ) -> Work:
-        root, timeout, opts = root_of(opts, root, timeout)
+        root, timeout, opts = root_of(self._info, "gather", opts, root, timeout)
         tensor = only(self._info, "gather", input_tensors if input_tensor is None else input_tensor)
         outputs = only_list(self._info, "gather", "output_tensors", output_tensors)
-        call = gather.build(self._info, outputs if outputs or root == self._info.rank else None, tensor, root)
-        return self._run(call, timeout, opts, outputs)
+        args = outputs if outputs or root == self._info.rank else None, tensor, root
+        return self._run(dispatching.GATHER, args, timeout, opts, outputs)
 
+    @collective
     def scatter(
         self,
         output_tensors: list[Tensor] | Tensor | None = None,
@@ -220,12 +270,13 @@ class ProcessGroup(JoinedGroup):
         output_tensor: Tensor | None = None,
         root: int | None = None,
     ) -> Work:
-        root, timeout, opts = root_of(opts, root, timeout)
+        root, timeout, opts = root_of(self._info, "scatter", opts, root, timeout)
         output = only(self._info, "scatter", output_tensors if output_tensor is None else output_tensor)
         inputs = only_list(self._info, "scatter", "input_tensors", [] if input_tensors is None else input_tensors)
-        call = scatter.build(self._info, output, inputs if inputs or root == self._info.rank else None, root)
-        return self._run(call, timeout, opts, [output])
+        args = output, inputs if inputs or root == self._info.rank else None, root
+        return self._run(dispatching.SCATTER, args, timeout, opts, [output])
 
+    @collective
     def reduce_scatter(
         self,
         output_tensors: list[Tensor] | Tensor | None = None,
@@ -238,11 +289,12 @@ class ProcessGroup(JoinedGroup):
         output: Tensor | None = None,
         input: list[Tensor] | None = None,
     ) -> Work:
-        reduce_op, factor, timeout = reduction_of(opts, op, timeout)
+        reduce_op, factor, timeout = reduction_of(self._info, "reduce_scatter", opts, op, timeout)
         output = only(self._info, "reduce_scatter", given(output_tensors, output))
         inputs = only_list(self._info, "reduce_scatter", "input_tensors", given(input_tensors, input_tensor, input))
-        return self._run(reduce_scatter.build(self._info, output, inputs, reduce_op, factor), timeout, opts, [output])
+        return self._run(dispatching.REDUCE_SCATTER, (output, inputs, reduce_op, factor), timeout, opts, [output])
 
+    @collective
     def reduce_scatter_single(
         self,
         outputTensor: Tensor,
@@ -252,10 +304,11 @@ class ProcessGroup(JoinedGroup):
         *,
         op: Any = None,
     ) -> Work:
-        reduce_op, factor, timeout = reduction_of(opts, op, timeout)
-        call = reduce_scatter.build_single(self._info, outputTensor, inputTensor, reduce_op, factor)
-        return self._run(call, timeout, opts, [outputTensor])
+        reduce_op, factor, timeout = reduction_of(self._info, "reduce_scatter", opts, op, timeout)
+        args = outputTensor, inputTensor, reduce_op, factor
+        return self._run(dispatching.REDUCE_SCATTER_SINGLE, args, timeout, opts, [outputTensor])
 
+    @collective
     def reduce_scatter_single_coalesced(
         self,
         outputTensors: list[Tensor] | None = None,
@@ -265,11 +318,13 @@ class ProcessGroup(JoinedGroup):
         outputs: list[Tensor] | None = None,
         inputs: list[Tensor] | None = None,
     ) -> Work:
-        reduce_op, factor, timeout = reduction_of(opts, None, None)
+        reduce_op, factor, timeout = reduction_of(self._info, "reduce_scatter", opts, None, None)
         outputs, inputs = given(outputTensors, outputs), given(inputTensors, inputs)
-        call = reduce_scatter.build_single_coalesced(self._info, outputs, inputs, reduce_op, factor)
-        return self._run(call, timeout, opts, outputs or [])
+        args = outputs, inputs, reduce_op, factor
+        results = [] if outputs is None else outputs
+        return self._run(dispatching.REDUCE_SCATTER_SINGLE_COALESCED, args, timeout, opts, results)
 
+    @collective
     def all_to_all_single(
         self,
         output: Tensor | None = None,
@@ -283,9 +338,12 @@ class ProcessGroup(JoinedGroup):
         input_tensor: Tensor | None = None,
     ) -> Work:
         output, tensor = given(output, output_tensor), given(input, input_tensor)
-        call = all_to_all.build_single(self._info, output, tensor, output_split_sizes or [], input_split_sizes or [])
-        return self._run(call, timeout_of(opts, timeout), opts, [output])
+        received = whole_list(self._info, "all_to_all", "output_split_sizes", output_split_sizes)
+        sent = whole_list(self._info, "all_to_all", "input_split_sizes", input_split_sizes)
+        args = output, tensor, received, sent
+        return self._run(dispatching.ALL_TO_ALL_SINGLE, args, timeout_of(opts, timeout), opts, [output])
 
+    @collective
     def alltoall(
         self,
         output: list[Tensor] | None = None,
@@ -300,10 +358,11 @@ class ProcessGroup(JoinedGroup):
     ) -> Work:
         outputs = given(output, output_tensors, output_tensor)
         inputs = given(input, input_tensors, input_tensor)
-        return self._run(all_to_all.build(self._info, outputs, inputs), timeout_of(opts, timeout), opts, outputs)
+        return self._run(dispatching.ALL_TO_ALL, (outputs, inputs), timeout_of(opts, timeout), opts, outputs)
 
+    @collective
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        return self._run(barrier.build(self._info), timeout_of(opts, timeout), opts, [])
+        return self._run(dispatching.BARRIER, (), timeout_of(opts, timeout), opts, [])
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -337,30 +396,50 @@ class ProcessGroup(JoinedGroup):
         src: int | None = None,
     ) -> Work:
         tensors, src = tensors if tensor is None else tensor, srcRank if src is None else src
-        # ANY_SOURCE is a word of ours: torch has a method of its own for it.
-        return self._message("recv", tensors, None if src == message.ANY_SOURCE else src, tag, timeout)
+        if type(src) is not int:
+            src = whole(self._info, "recv", "PEER", "the peer", src)
+        if src == message.ANY_SOURCE:
+            fail(self._info, "recv", "PEER", "expected the peer as a rank, got -1", "call recv_anysource instead")
+        return self._message("recv", tensors, src, tag, timeout)
 
     def recv_anysource(self, tensors: list[Tensor] | Tensor, tag: int = 0, timeout: timedelta | None = None) -> Work:
         return self._message("recv", tensors, message.ANY_SOURCE, tag, timeout)
 
     def _message(self, op: str, tensors: Any, peer: Any, tag: int, timeout: timedelta | None) -> Work:
-        sends = op == "send"
-        tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else only(self._info, op, tensors)
-        group = self._group
-        seconds = group.timeout if timeout is None else seconds_of(timeout)
-        code = message.plain(self._info, tensor, peer, tag)
-        if not code:
-            peer, tag = message.check(self._info, op, tensor, peer, tag)
-        if profiler._is_profiler_enabled:
-            with call_range("recvAnySource" if peer == message.ANY_SOURCE else op, [tensor]):
+        try:
+            sends = op == "send"
+            tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else only(self._info, op, tensors)
+            group = self._group
+            seconds = group.timeout if timeout is None else seconds_of(timeout, self._info, op)
+            code = message.plain(self._info, tensor, peer, tag)
+            if not code:
+                try:
+                    peer, tag = message.check(self._info, op, tensor, peer, tag)
+                except HasOwnDispatch:
+                    return self._present_message(op, tensor, peer, tag, timeout)
+            if num_dispatch_modes() and can_dispatch():
+                return self._present_message(op, tensor, peer, tag, timeout)
+            if profiler._is_profiler_enabled:
+                with call_range("recvAnySource" if peer == message.ANY_SOURCE else op, [tensor]):
+                    pending = group.start_message(sends, tensor, peer, tag, seconds, code)
+                work: Work = ProfiledWork([tensor], pending, peer)
+            else:
                 pending = group.start_message(sends, tensor, peer, tag, seconds, code)
-            work: Work = ProfiledWork([tensor], pending, peer)
-        else:
-            pending = group.start_message(sends, tensor, peer, tag, seconds, code)
-            # Most sends are done at once, and nobody asks a send for its result.
-            work = _DONE if sends and pending is None else Work([tensor], pending, peer)
-        if self._coalesced is not None:
-            self._coalesced.add(work)
+                # Most sends are done at once, and nobody asks a send for its result.
+                work = _DONE if sends and pending is None else Work([tensor], pending, peer)
+            if self._coalesced is not None:
+                self._coalesced.add(work)
+            return work
+        except InvalidCall as error:
+            self._group.refuse_message(error, op, *message.known_ends(self._info, op, peer, tag))
+            raise
+
+    def _present_message(self, op: str, tensor: Tensor, peer: Any, tag: int, timeout: timedelta | None) -> Work:
+        def run(tensor: Tensor) -> Work:
+            return self._message(op, tensor, peer, tag, timeout)
+
+        source = None if op == "recv" and peer == message.ANY_SOURCE else peer
+        work: Work = dispatching.present_message(self, op, tensor, source, tag, run)
         return work
 
     def _start_coalescing(self, device: torch.device) -> None:
@@ -371,13 +450,15 @@ class ProcessGroup(JoinedGroup):
         works, self._coalesced = self._coalesced, None
         return works or Works()
 
+    @collective
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names all ranks that did not come, on every rank that did.
 
         `wait_all_ranks` is torch's: whether to name more than one, which this always does.
         torch.distributed.monitored_barrier refuses backends of any name but gloo.
         """
-        self._group.run(barrier.build(self._info), seconds_of(timeout))
+        seconds_of(timeout, self._info, "monitored_barrier")
+        self._run(dispatching.BARRIER, (), timeout, _SYNCHRONOUS, [])
 
     # What later versions will have.
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from datetime import timedelta
 
 import torch
 
 from phalanx.group.torch_compat import ProfilerRange, not_traced
-from phalanx.group.work import NO_TIMEOUT, Work
+from phalanx.group.work import Work
 
 __all__ = ["ProfiledWork", "call_range"]
 
@@ -26,8 +25,8 @@ def call_range(op: str, inputs: Sequence[torch.Tensor]) -> AbstractContextManage
 class ProfiledWork(Work):
     """One whose waits are ranges, too."""
 
-    def wait(self, timeout: timedelta = NO_TIMEOUT, limit: float | None = None) -> bool:
+    def _wait(self, seconds: float | None, limit: float | None = None) -> bool:
         if self.pending is None:
             return True
         with call_range("wait", []):
-            return super().wait(timeout, limit)
+            return super()._wait(seconds, limit)

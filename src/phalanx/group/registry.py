@@ -2,30 +2,73 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+from datetime import timedelta
 from typing import Any
 
+import torch
+
+from phalanx.errors import GroupError
+from phalanx.group.joined import MeetingPlace
 from phalanx.group.process_group import ProcessGroup
-from phalanx.group.torch_compat import default_group
-from phalanx.transports.rendezvous import Identity
+from phalanx.group.torch_compat import default_group, without_name
+from phalanx.transports.identities import NOBODY
+from phalanx.transports.rendezvous import Known
+from phalanx.types import Store
+
+# Where default groups meet, and groups within a world. torch names both by a count that each rank keeps for itself: it
+# differs where only the members of a group make it, or where a rank has tried before.
+_WORLDS, _WITHIN = "phalanx/worlds", "phalanx/groups"
+# Groups of one store need names of their own. All ranks make them in the same order.
+_numbers = itertools.count(1)
 
 
 def create(options: Any, backend_options: Any) -> ProcessGroup:
     """The creator registered with torch: `options` names the group, its store, ranks and timeout."""
+    # torch lists the ranks of groups within a world only.
+    within = list(options.global_ranks_in_group)
     return ProcessGroup(
         options.store,
         options.group_rank,
         options.group_size,
         timeout=options.timeout,
         name=str(options.group_id),
-        global_ranks=options.global_ranks_in_group,
-        known=_known(options.global_ranks_in_group),
+        global_ranks=within or range(options.group_size),
+        place=_place(options, within),
     )
 
 
-def _known(global_ranks: list[int]) -> dict[int, Identity]:
-    """Who the ranks of a new group are, as far as the default group knows: by their rank in the new one."""
-    world = default_group()
-    if not isinstance(world, ProcessGroup):
-        return {}
-    identities = world.identities
-    return {rank: identities[global_rank] for rank, global_rank in enumerate(global_ranks) if identities}
+def create_alone(
+    store: Store, rank: int, world_size: int, timeout: timedelta, device: torch.device, options: dict[str, Any]
+) -> ProcessGroup:
+    """The creator registered with torch.distributed._dist2: groups without a world."""
+    name = f"dist2-{next(_numbers)}"
+    if options or device.type != "cpu":
+        asked = f"the options {sorted(options)}" if options else f"the device {device}"
+        raise GroupError(
+            f"expected the device cpu and no options, got {asked}",
+            group=name,
+            hint='call new_group("phalanx", timeout, "cpu")',
+        )
+    return ProcessGroup(store, rank, world_size, timeout, name=name)
+
+
+def _place(options: Any, within: list[int]) -> MeetingPlace | None:
+    store, world = without_name(options.store), default_group()
+    if store is None:
+        return None
+    if not within or not isinstance(world, ProcessGroup):
+        return MeetingPlace(store, _WITHIN if within else _WORLDS)
+    own = world.identities[world.rank()] if world.identities else NOBODY
+    if own != NOBODY and own[0] != os.getpid():
+        raise GroupError(
+            "this process is a fork of a rank, whose default group it does not have",
+            code="GROUP:FORKED",
+            group=str(options.group_id),
+            rank=options.group_rank,
+            op="new_group",
+            hint="call init_process_group in the child first, or start ranks with spawn",
+        )
+    identities = dict(enumerate(world.identities[rank] for rank in within)) if world.identities else {}
+    return MeetingPlace(store, _WITHIN, Known(identities, lambda rank: world.words_of_left(within[rank])))

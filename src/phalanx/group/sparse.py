@@ -13,6 +13,12 @@ from phalanx.errors import InvalidCall, Mismatch
 from phalanx.types import REDUCE_OP_NAMES, Call, GroupInfo
 
 
+def entries_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that a sparse COO tensor consists of, coalesced or not."""
+    plain = tensor.detach()
+    return [plain._indices(), plain._values()]
+
+
 def all_reduce_sparse(info: GroupInfo, run: Callable[[Call], None], tensor: torch.Tensor, reduce_op: int) -> None:
     """Replaces the tensor by the sum, or average, over all ranks; the result is coalesced and the same everywhere."""
     if tensor.layout is not torch.sparse_coo:

@@ -5,18 +5,18 @@ torch passes an options object. Users pass a root, a reduce op or a timeout in i
 
 from __future__ import annotations
 
-import operator
 from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from phalanx.errors import InvalidCall
-from phalanx.group.torch_compat import reduce_op_of
+from phalanx.collectives.numbers import whole
+from phalanx.errors import InvalidCall, InvalidType
+from phalanx.group.torch_compat import NOT_GIVEN, reduce_op_of
 from phalanx.types import GroupInfo
 
-__all__ = ["given", "not_yet", "only", "only_list", "reduction_of", "root_of", "timeout_of"]
+__all__ = ["check_root_tensor", "given", "not_yet", "only", "only_list", "reduction_of", "root_of", "timeout_of"]
 
 
 def given(*spellings: Any) -> Any:
@@ -25,29 +25,59 @@ def given(*spellings: Any) -> Any:
 
 
 def timeout_of(opts: Any, timeout: timedelta | None) -> timedelta | None:
-    """The call's own timeout, or that of its options."""
+    """The call's own timeout, or that of its options; None where neither has one."""
     if timeout is not None or opts is None:
         return timeout
-    return opts if isinstance(opts, timedelta) else opts.timeout
+    if not hasattr(opts, "timeout"):
+        return opts  # type: ignore[no-any-return]
+    return None if opts.timeout == NOT_GIVEN else opts.timeout
 
 
-def root_of(opts: Any, root: int | None, timeout: timedelta | None) -> tuple[int, timedelta | None, Any]:
+def root_of(
+    info: GroupInfo, name: str, opts: Any, root: Any, timeout: timedelta | None
+) -> tuple[int, timedelta | None, Any]:
     """Root and timeout; what is left of `opts` may still hold a reduce op."""
     if hasattr(opts, "rootRank"):
-        return (opts.rootRank if root is None else root), timeout_of(opts, timeout), opts
+        chosen = opts.rootRank if root is None else whole(info, name, "ROOT", "the root", root)
+        return chosen, timeout_of(opts, timeout), opts
     if root is None:
         root = 0 if opts is None else opts
-    return operator.index(root), timeout, None
+    return whole(info, name, "ROOT", "the root", root), timeout, None
 
 
-def reduction_of(opts: Any, op: Any, timeout: timedelta | None) -> tuple[int, float, timedelta | None]:
+def check_root_tensor(info: GroupInfo, op: str, opts: Any) -> None:
+    """torch's options name one of several tensors as the root's; a call has one."""
+    if getattr(opts, "rootTensor", 0) != 0:
+        raise InvalidCall(
+            f"expected 0 as the root tensor of a call of one tensor, got {opts.rootTensor}",
+            code="INVALID:ROOT",
+            group=info.name,
+            rank=info.rank,
+            op=op,
+            hint="leave rootTensor as it is, and name the root with rootRank",
+        )
+
+
+def reduction_of(
+    info: GroupInfo, name: str, opts: Any, op: Any, timeout: timedelta | None
+) -> tuple[int, float, timedelta | None]:
     """Reduce op, factor and timeout."""
     chosen = getattr(opts, "reduceOp", None)
     if chosen is not None:
-        timeout = opts.timeout if timeout is None else timeout
+        timeout = timeout_of(opts, timeout)
     elif opts is not None:
         chosen = opts
-    reduce_op, factor = reduce_op_of(op if op is not None else chosen if chosen is not None else ReduceOp.SUM)
+    try:
+        reduce_op, factor = reduce_op_of(op if op is not None else chosen if chosen is not None else ReduceOp.SUM)
+    except (TypeError, ValueError) as error:
+        raise InvalidType(
+            str(error),
+            code="INVALID:REDUCE_OP",
+            group=info.name,
+            rank=info.rank,
+            op=name,
+            hint="pass one of torch.distributed.ReduceOp, for example ReduceOp.SUM",
+        ) from None
     return reduce_op, factor, timeout
 
 

@@ -14,8 +14,9 @@ import torch
 from torch.distributed import Work as TorchWork
 from torch.futures import Future, collect_all
 
-from phalanx.errors import PhalanxError
-from phalanx.group.torch_compat import not_traced, seconds_of
+from phalanx.errors import GroupError, PhalanxError
+from phalanx.group.timeouts import wait_seconds
+from phalanx.group.torch_compat import in_backward, not_traced
 from phalanx.transports.base import Pending
 
 __all__ = ["NO_TIMEOUT", "Work", "Works"]
@@ -53,12 +54,14 @@ class Work(TorchWork):
         """What is under way; None: the call has finished, and was waited for."""
         return self._pending
 
-    def wait(self, timeout: timedelta = NO_TIMEOUT, limit: float | None = None) -> bool:
-        """`limit` is the timeout of which an error is to speak, in seconds, where this is the rest of it."""
+    def wait(self, timeout: timedelta | None = NO_TIMEOUT) -> bool:
+        return self._wait(None if timeout is NO_TIMEOUT else wait_seconds(timeout))
+
+    def _wait(self, seconds: float | None, limit: float | None = None) -> bool:
+        """`limit` is the timeout of which an error speaks, where `seconds` are the rest of it."""
         pending = self._pending
         if pending is None:
             return True
-        seconds = None if timeout is NO_TIMEOUT else seconds_of(timeout)
         try:
             if not pending.wait(seconds):
                 raise pending.explain_waiting(limit or seconds or 0.0)
@@ -131,8 +134,18 @@ class Work(TorchWork):
         if pending is None:
             promise.set_result(self._tensors)
         else:
-            pending.call_when_ended(self._settle)
+            self._settle_when_ended(pending)
         return self._future
+
+    def _settle_when_ended(self, pending: Pending) -> None:
+        try:
+            pending.call_when_ended(self._settle)
+        except GroupError:
+            # No thread can be started to complete it. In a backward pass, the end of the pass waits for the call.
+            if in_backward():
+                return
+            self._future = self._promise = None
+            raise
 
     def _wait_quietly(self) -> None:
         """For one who waits for the future, which has the failure as well."""
@@ -176,8 +189,8 @@ class Works(TorchWork):
         if len(self._works) % _MANY == 0:
             self._works = [work for work in self._works if not work.is_success()]
 
-    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        seconds = seconds_of(timeout)
+    def wait(self, timeout: timedelta | None = NO_TIMEOUT) -> bool:
+        seconds = wait_seconds(timeout)
         if seconds is None:
             return all(work.wait() for work in self._works)
         until: float | None = None
@@ -185,7 +198,7 @@ class Works(TorchWork):
             pending = work.pending
             if pending is not None:
                 until = pending.now() + seconds if until is None else until
-                work.wait(timedelta(seconds=max(until - pending.now(), _LEAST)), limit=seconds)
+                work._wait(max(until - pending.now(), _LEAST), limit=seconds)
         return True
 
     def synchronize(self) -> None:

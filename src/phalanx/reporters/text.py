@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from phalanx.debug.causes import find_cause
-from phalanx.debug.job import Group, Member, Process, find_disagreement, groups_of, newest_processes
+from phalanx.debug.evidence import Written
+from phalanx.debug.fates import failures_of, fates_of
+from phalanx.debug.job import Group, Member, Process, find_disagreement, groups_of, newest_processes, num_groups
 from phalanx.debug.records import DIED, ENDED_WELL, FAILED, RUNNING, Record
 from phalanx.reporters.blame import cause_lines
 from phalanx.reporters.wording import (
@@ -36,34 +38,40 @@ def report_lines(
     title: str,
     processes: Sequence[Process],
     now_ns: int,
-    texts: Sequence[tuple[str, str]] = (),
+    written: Written | None = None,
     problems: Sequence[str] = (),
 ) -> list[str]:
-    """`texts` are the reports that processes wrote, by name, the earliest first; `problems` what could not be read."""
+    """`problems` are what could not be read."""
     newest = newest_processes(processes)
     groups = groups_of(newest)
     is_live = any(process.ending == RUNNING for process in newest)
-    clock = Clock(now_ns if is_live else max((process.box.last_ns for process in newest), default=0), is_live)
-    lines = _headline(title, newest)
+    end_ns = now_ns if is_live else max((process.box.last_ns for process in newest), default=0)
+    clock = Clock(end_ns, is_live, fates_of(newest, failures_of(groups)))
+    lines = _headline(title, newest, clock)
     older = [process for process in processes if process not in newest]
     if older:
         lines.append(f"  left out: {processes_text(older)}, of which there are newer processes")
-    lines += [f"  left out: {problem}" for problem in problems]
+    lines += [f"  left out: {problem}" for problem in problems[:_MOST_LINES]]
+    if (left := len(problems) - _MOST_LINES) > 0:
+        lines.append(f"  left out: {left} more {'file' if left == 1 else 'files'} like these")
+    if (left := num_groups(newest) - len(groups)) > 0:
+        lines.append(f"  left out: {left} {'group' if left == 1 else 'groups'}, more than a report has room for")
     lines += _all_groups(groups, clock)
-    lines += _written(texts)
+    lines += _written(written)
     cause = find_cause(newest, groups, clock.end_ns)
     return lines + (cause_lines(cause, clock) if cause else ["Nothing is wrong, as far as the boxes tell."])
 
 
-def _headline(title: str, processes: Sequence[Process]) -> list[str]:
+def _headline(title: str, processes: Sequence[Process], clock: Clock) -> list[str]:
     num = sum(process.box.rank >= 0 for process in processes)
     size = max((process.box.world_size for process in processes), default=0)
     ranks = f"{num} of {size} ranks" if num < size else "1 rank" if num == 1 else f"{num} ranks"
     if num < len(processes):
         without = len(processes) - num
         ranks += f", {without} {'process' if without == 1 else 'processes'} without a rank"
-    by_ending = {ending: [process for process in processes if process.ending == ending] for ending in _ENDINGS}
-    present = {ending: found for ending, found in by_ending.items() if found}
+    present: dict[str, list[Process]] = {}
+    for process in sorted(processes, key=lambda process: _ENDINGS.index(process.ending)):
+        present.setdefault(clock.ending_of(process), []).append(process)
     if len(present) == 1:
         return [f"{title}: {ranks}, {'' if len(processes) == 1 else 'all '}{next(iter(present))}"]
     counts = ", ".join(f"{len(found)} {ending}" for ending, found in present.items())
@@ -117,9 +125,11 @@ def _member(group: Group, member: Member, clock: Clock) -> list[_Line]:
     process = member.process
     if process is None:
         return [_Line("no black box here", "", "", 0)]
-    behind = "behind; " if member.reached < group.reached else ""
+    behind = "behind; " if member.reached < group.reached and not member.is_hidden else ""
     lines = []
-    if member.current:
+    if member.is_hidden and member.records:
+        lines.append(_hidden(member, process))
+    elif member.current:
         more = f", {member.num_queued} more queued" if member.num_queued else ""
         lines.append(_under_way(behind, member.current, process, clock, more))
     elif member.refused:
@@ -138,6 +148,16 @@ def _member(group: Group, member: Member, clock: Clock) -> list[_Line]:
     return lines or [_Line("no call of this group yet", "", "", 0)]
 
 
+def _hidden(member: Member, process: Process) -> _Line:
+    """Of a rank whose first calls in flight have no records any more."""
+    seqs = [record.seq for record in member.records if not record.is_message]
+    queued = f"; seq {min(seqs)} to {max(seqs)} are queued" if seqs else ""
+    text = (
+        f"in a call whose record was overwritten: the black box keeps {process.box.capacity} calls, more are in flight"
+    )
+    return _Line(text, "", queued, 0)
+
+
 def _under_way(behind: str, call: Record, process: Process, clock: Clock, more: str) -> _Line:
     what = "failed in" if call.state == "failed" else "in"
     text = f"{behind}{what} {call_text(call)}{signature_text(call)}, "
@@ -149,15 +169,14 @@ def _done(what: str, behind: str, call: Record, clock: Clock) -> _Line:
     return _Line(text, clock.ago(call.last_ns), "", call.last_ns)
 
 
-def _written(texts: Sequence[tuple[str, str]]) -> list[str]:
-    if not texts:
+def _written(written: Written | None) -> list[str]:
+    if written is None:
         return []
-    (name, text), others = texts[0], len(texts) - 1
-    lines = text.rstrip().splitlines()
+    lines, others = written.text.rstrip().splitlines(), written.num_others
     left = len(lines) - _MOST_TEXT
     more = f" ({others} more {'report' if others == 1 else 'reports'} in the folder)" if others else ""
     return (
-        [f"{name} says{more}:"]
+        [f"{written.name} says{more}:"]
         + [f"  {line}" for line in lines[:_MOST_TEXT]]
         + ([f"  and {left} more lines"] if left > 0 else [])
     )

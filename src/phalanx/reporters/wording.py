@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
+from phalanx.debug.fates import Fate
 from phalanx.debug.job import Group, Process
-from phalanx.debug.records import RUNNING, Record
+from phalanx.debug.records import DIED, RUNNING, Record
 from phalanx.transports.signatures import Sizes, elements
 from phalanx.types import NO_ROOT, describe_ranks
 
-__all__ = ["Clock", "call_text", "group_text", "place_text", "processes_text", "ranks_text", "signature_text"]
+__all__ = [
+    "Clock",
+    "call_text",
+    "group_text",
+    "place_text",
+    "processes_text",
+    "ranks_text",
+    "signature_text",
+    "status_text",
+]
 
 # More ranks than these are told as ranges.
 _MOST_LISTED = 4
@@ -19,10 +31,11 @@ _MOST_LISTED = 4
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Tells times from now on back, or from the end of a job that is over."""
+    """Tells how processes ended, and times from now on back, or from the end of a job that is over."""
 
     end_ns: int
     is_live: bool
+    fates: Mapping[int, Fate] = field(default_factory=dict)  # by rank, of processes that ended
 
     def ago(self, ns: int) -> str:
         passed = self.end_ns - ns
@@ -30,14 +43,43 @@ class Clock:
             return "now" if self.is_live else "at the end"
         return f"{_seconds(passed)} {'ago' if self.is_live else 'before the end'}"
 
+    def fate_of(self, process: Process) -> Fate | None:
+        fate = self.fates.get(process.box.rank)
+        return fate if fate is not None and fate.process is process else None
+
+    def ending_of(self, process: Process) -> str:
+        """How the process ended, by its status where peers have seen that."""
+        fate = self.fate_of(process) if process.ending == DIED else None
+        return (status_text(fate) if fate else "") or process.ending
+
     def time_in(self, call: Record, process: Process) -> str:
         """How long the call took, or takes."""
         begin = call.started_ns or call.created_ns
         if call.state == "failed":
             return f"after {_seconds((call.ended_ns or begin) - begin)}"
-        # Nobody knows when a process died.
-        least = "" if process.ending == RUNNING else "at least "
-        return f"for {least}{_seconds(self.end_ns - begin)}"
+        if process.ending == RUNNING:
+            return f"for {_seconds(self.end_ns - begin)}"
+        fate = self.fate_of(process)
+        if fate is not None and fate.ns < math.inf:
+            return f"for {_seconds(int(fate.ns) - begin)}"
+        # Nobody saw it die, so it lived as long as the others were heard of.
+        return f"for at least {_seconds(self.end_ns - begin)}"
+
+
+def status_text(fate: Fate) -> str:
+    """Empty where the status is unknown."""
+    if fate.is_replaced:
+        return "called exec"
+    if fate.signal:
+        return f"killed by {_signal_name(fate.signal)}"
+    return "" if fate.exit_code is None else f"left early with exit code {fate.exit_code}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -58,7 +100,11 @@ def processes_text(processes: Sequence[Process]) -> str:
 
 
 def group_text(group: Group) -> str:
-    return f"group {group.name!r}" + (f" ({group.desc})" if group.desc not in ("", group.name) else "")
+    notes = [group.desc] if group.desc not in ("", group.name) else []
+    if group.number > 1:
+        which = {2: "second", 3: "third"}.get(group.number, f"{group.number}th")
+        notes.append(f"{which} of this name")
+    return f"group {group.name!r}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def call_text(call: Record) -> str:

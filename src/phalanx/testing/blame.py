@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.errors import PeerLost
+from phalanx.errors import PeerLost, PhalanxError
 from phalanx.types import describe_ranks
 
 __all__ = ["Failure", "first_failure"]
@@ -12,7 +12,9 @@ Failure = tuple[int, BaseException]
 
 def first_failure(failures: list[Failure]) -> BaseException:
     """The failures come in the order in which they happened. The first is not one that only was told of another."""
-    rank, error = next((failure for failure in failures if not _is_caused(failure[1])), failures[0])
+    first = next((failure for failure in failures if not _is_caused(failure[1])), failures[0])
+    alike = [failure for failure in failures if _text(failure[1]) == _text(first[1])]
+    rank, error = next((failure for failure in alike if _has_other_cause(failure[1])), first)
     rest = sorted((failure for failure in failures if failure[1] is not error), key=lambda failure: failure[0])
     same = [other for other, failure in rest if _text(failure) == _text(error)]
     caused = [failure for failure in rest if failure[0] not in same and _is_caused(failure[1])]
@@ -28,6 +30,12 @@ def first_failure(failures: list[Failure]) -> BaseException:
 def _is_caused(error: BaseException) -> bool:
     """Whether it only says that another rank has ended."""
     return isinstance(error, PeerLost) or getattr(error, "code", None) == "DEADLOCK:EXIT"
+
+
+def _has_other_cause(error: BaseException) -> bool:
+    """Whether it came from an error that is none of ours, which most likely is the one to look at."""
+    link = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return isinstance(error, PhalanxError) and link is not None and not isinstance(link, PhalanxError)
 
 
 def _folded(failures: list[Failure]) -> str:

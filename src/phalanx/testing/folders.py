@@ -34,7 +34,9 @@ def _remove_left_over() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         # Those of other users, and those that vanish meanwhile, are not ours to remove.
         with contextlib.suppress(OSError), _opened(path) as folder:
-            if time.time() - os.fstat(folder).st_mtime > _AGE:
+            status = os.fstat(folder)
+            # Root could remove the folder that another user's run has not locked yet.
+            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _AGE:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.testing.scheduler import Nap, RankState, Scheduling, Timer, Waitable
+from phalanx.testing.scheduling import LONG, Nap, Scheduling, Strand, Timer, Waitable
 
 __all__ = ["Free"]
 
@@ -28,15 +28,22 @@ class Free(Scheduling):
         self._changed = threading.Condition()
         self._begun = threading.Event()
         self._ended: set[int] = set()
+        # Since when all wait but for threads that have not communicated, and how many steps were made until then.
+        self._stalled = -1, 0.0
 
     @property
     def current(self) -> int:
         """A rank that runs."""
-        running = (number for number, rank in enumerate(self._ranks) if rank.waits_for is None and not rank.parked)
-        return next((number for number in running if number not in self._ended), 0)
+        running = (number for number, strand in enumerate(self._strands) if not (strand.waits_for or strand.parked))
+        return next((self._strands[number].rank for number in running if number not in self._ended), 0)
+
+    @property
+    def current_thread(self) -> int:
+        """Its own thread, as Python numbers threads."""
+        return self._strands[self.current].ident
 
     def enter(self, rank: int) -> None:
-        self._here.rank = rank
+        self._be(rank)
         self._begun.wait()
         self._check_abandoned()
 
@@ -46,6 +53,18 @@ class Free(Scheduling):
             self.num_steps += 1
             self._look_for_the_end()
             self._changed.notify_all()
+
+    def _end_helper(self, number: int) -> None:
+        with self._changed:
+            self._strands[number].waits_for = None
+            self._ended.add(number)
+            self._changed.notify_all()
+
+    def _number(self) -> int:
+        number = super()._number()
+        if number >= self.size:
+            self._outside.discard(self._strands[number].native_id)
+        return number
 
     def now(self) -> float:
         return time.monotonic()
@@ -59,7 +78,7 @@ class Free(Scheduling):
         # Whoever looks again and again does not get on by that.
         self._check_abandoned()
         os.sched_yield()
-        self._receive(self._ranks[self.rank])
+        self._receive(self._strands[self._number()])
 
     def step(self) -> None:
         """Others run as it is."""
@@ -71,7 +90,7 @@ class Free(Scheduling):
         self.wait(Nap(), seconds)
 
     def park(self) -> None:
-        me = self._ranks[self.rank]
+        me = self._strands[self._number()]
         with self._changed:
             me.parked = True
             self._look_for_the_end()
@@ -80,7 +99,7 @@ class Free(Scheduling):
         self._receive(me)
 
     def wait(self, ticket: Waitable, timeout: float | None) -> bool:
-        me = self._ranks[self.rank]
+        me = self._strands[self._number()]
         until = None if timeout is None else self.now() + timeout
         while True:
             self._check_abandoned()
@@ -90,7 +109,7 @@ class Free(Scheduling):
                 return ticket.ended
             self._wait_for_change(me, ticket, until)
 
-    def _wait_for_change(self, me: RankState, ticket: Waitable, until: float | None) -> None:
+    def _wait_for_change(self, me: Strand, ticket: Waitable, until: float | None) -> None:
         """Until something may have changed."""
         with self._changed:
             if ticket.ended or me.inbox or me.interrupt or self._abandoned:
@@ -98,7 +117,8 @@ class Free(Scheduling):
             me.waits_for, me.until = ticket, until
             while self._timers and self._timers[0][2].is_over():
                 heapq.heappop(self._timers)
-            if not self._timers and self._nobody_can_go_on():
+            stalls = not self._timers and self._nobody_can_go_on()
+            if stalls and not self._somebody_may_come():
                 # With the lock held: whoever is awake already would find the same, and tell all a second time.
                 self._on_deadlock()
                 me.waits_for = None
@@ -109,19 +129,28 @@ class Free(Scheduling):
                 self.num_steps += 1
                 self._changed.wait(max(0.0, min(min(times) - self.now(), _BETWEEN_STEPS)))
             else:
-                self._changed.wait()
+                self._changed.wait(_BETWEEN_STEPS if stalls else None)
             # Whatever it does next, it does not wait.
             me.waits_for = None
 
     def _nobody_can_go_on(self) -> bool:
-        for number, rank in enumerate(self._ranks):
-            if number in self._ended or rank.parked:
+        for number, strand in enumerate(self._strands):
+            if number in self._ended or strand.parked:
                 continue
-            if rank.waits_for is None or rank.until is not None:
+            if strand.waits_for is None or strand.until is not None:
                 return False
-            if rank.waits_for.ended or rank.inbox or rank.interrupt:
+            if strand.waits_for.ended or strand.inbox or strand.interrupt:
                 return False
         return True
+
+    def _somebody_may_come(self) -> bool:
+        """Whether one of the threads that ranks have started, and that have not communicated yet, may do so."""
+        if not self._outside:
+            return False
+        if self._stalled[0] != self.num_steps:
+            self._stalled = self.num_steps, self.now()
+        limits, since = self._limits(), self._stalled[1]
+        return self._outside.may_come(since, lambda _: limits) or self.now() - since < LONG
 
     def _expire(self) -> None:
         due = []
@@ -148,7 +177,7 @@ class Free(Scheduling):
         self._notify()
 
     def call_as(self, rank: int, callback: Callable[[], None]) -> None:
-        self._ranks[rank].inbox.append(callback)
+        self._strands[rank].inbox.append(callback)
         self._notify()
 
     def begin(self) -> None:
@@ -157,14 +186,14 @@ class Free(Scheduling):
     def abandon(self, error: BaseException) -> None:
         self._abandoned = error
         self._begun.set()
-        for rank in self._ranks:
-            if rank.parked:
-                rank.interrupt = error
-                self._wake_up(rank)
+        for strand in self._strands:
+            if strand.parked:
+                strand.interrupt = error
+                self._wake_up(strand)
         self._notify()
 
     def interrupt(self, rank: int, error: BaseException) -> None:
-        self._ranks[rank].interrupt = error
+        self._interrupt(rank, error)
         self._notify()
 
     def _notify(self) -> None:
@@ -172,6 +201,5 @@ class Free(Scheduling):
             self._changed.notify_all()
 
     def _look_for_the_end(self) -> None:
-        parked = sum(rank.parked for rank in self._ranks)
-        if len(self._ended) + parked == len(self._ranks):
+        if all(number in self._ended or strand.parked for number, strand in enumerate(self._strands[: self.size])):
             self.all_ended.set()

@@ -13,7 +13,7 @@ from phalanx.errors import Deadlock
 from phalanx.transports.places import is_framework
 from phalanx.types import describe_ranks
 
-__all__ = ["Wait", "describe_deadlock"]
+__all__ = ["Wait", "describe_deadlock", "describe_wait"]
 
 _HINTS = {
     "P2P": "let one side receive first, or use isend and irecv, or batch_isend_irecv",
@@ -37,6 +37,9 @@ class Wait(Protocol):
     def waited_for(self) -> list[int]:
         """The ranks, of all, without which it can't end."""
 
+    def remarks(self) -> list[str]:
+        """Lines about why those do not come."""
+
 
 def describe_deadlock(
     waiting: Mapping[int, Wait], frames: Mapping[int, FrameType], ended: Collection[int], polling: Sequence[int] = ()
@@ -49,6 +52,7 @@ def describe_deadlock(
     core = core or _waiting_for(ended, wanted) or sorted(waiting)
     lines = [_line(rank, waiting[rank], wanted[rank], core, gone, frames.get(rank)) for rank in core]
     lines += [f"  rank {rank} looks again and again, in vain{_where(frames.get(rank))}" for rank in polling]
+    lines += [line for rank in core for line in waiting[rank].remarks()]
     if gone:
         lines.append(f"  {describe_ranks(gone)} {'has' if len(gone) == 1 else 'have'} ended")
     others = len(waiting) - len(core)
@@ -92,7 +96,12 @@ def _kind(waits: Iterable[Wait]) -> str:
 
 
 def _line(rank: int, wait: Wait, peers: list[int], core: list[int], gone: list[int], frame: FrameType | None) -> str:
-    wanted = [peer for peer in peers if peer in core or peer in gone] or peers
+    return describe_wait(rank, wait, frame, [peer for peer in peers if peer in core or peer in gone])
+
+
+def describe_wait(rank: int, wait: Wait, frame: FrameType | None, peers: Sequence[int] = ()) -> str:
+    """A line. `peers` are those that it is to name, of the ranks that are waited for."""
+    wanted = peers or wait.waited_for()
     whom = f" for {describe_ranks(wanted)}" if wanted else ""
     return f"  rank {rank} waits{whom} in {wait.describe()}{_where(frame)}"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from phalanx.durations import read_timeout
 from phalanx.testing.faults import Fault, check_faults
 from phalanx.testing.schedules import Policy, RandomChoice, Replay, RoundRobin, decode
 from phalanx.transports import threads
@@ -46,11 +47,19 @@ class Options:
             inspect.signature(self.function).bind(0, None)
         except TypeError as error:
             raise TypeError(f"expected a function that takes (rank, world), got {self.function!r}: {error}") from None
-        if self.timeout is not None and (not isinstance(self.timeout, timedelta) or self.timeout <= timedelta(0)):
-            raise ValueError(f"expected a timeout as a datetime.timedelta above zero, got {self.timeout!r}")
-        if not self.stuck_after > 0:
+        if self.timeout is not None:
+            try:
+                read_timeout(self.timeout)
+            except TypeError:
+                raise ValueError(
+                    f"expected a timeout as a datetime.timedelta above zero, got {self.timeout!r}"
+                ) from None
+        stuck_after: Any = self.stuck_after
+        if isinstance(stuck_after, bool) or not isinstance(stuck_after, (int, float)) or not stuck_after > 0:
             raise ValueError(f"expected stuck_after as a number of seconds above zero, got {self.stuck_after!r}")
-        self.faults = [self.faults] if isinstance(self.faults, Fault) else list(self.faults)
+        # Anything but a fault is refused below.
+        several = isinstance(self.faults, Iterable) and not isinstance(self.faults, Fault)
+        self.faults = list(self.faults) if several else [self.faults]  # type: ignore[arg-type, list-item]
         self.faults_by_call = check_faults(self.faults, self.ranks)
         self._check_schedule()
         self.recorded = None if self.replay is None else decode(self.replay)

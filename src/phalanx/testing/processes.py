@@ -13,6 +13,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -135,6 +136,7 @@ def _task(options: Options, function: bytes, module: _Version | None, rank: int,
         rank=rank,
         ranks=options.ranks,
         folder=folder,
+        boxes=str(_boxes_of_workers()),
         init=options.init,
         timeout=options.timeout,
         stuck_after=options.stuck_after,
@@ -208,7 +210,7 @@ class _Collection:
         for rank in sorted({waited[ready_one] for ready_one in ready}):
             pipe = self._workers[rank].pipe
             try:
-                self._answers[rank] = pickle.loads(pipe.recv_bytes()) if pipe.poll() else self._death(rank)
+                self._answers[rank] = _unpacked(pipe.recv_bytes()) if pipe.poll() else self._death(rank)
             except (EOFError, ConnectionResetError):
                 self._answers[rank] = self._death(rank)
         return bool(ready)
@@ -254,6 +256,13 @@ class _Collection:
             self._answers[rank] = Answer(error=error, clean=False, at=time.time())
 
 
+def _unpacked(sent: bytes) -> Answer:
+    answer: Answer = pickle.loads(sent)
+    if answer.failure is not None:
+        answer.error, answer.failure = answer.failure.unpack(), None
+    return answer
+
+
 def _ending(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
@@ -269,7 +278,12 @@ def _tell_all(folder: str, ranks: int, tell: Tell) -> None:
             path = stream_path(folder, stream, rank)
             text = path.read_text(errors="replace") if path.exists() else ""
             if text:
-                tell(rank, stream, text)
+                tell(rank, stream, _without_own_reports(text))
+
+
+def _without_own_reports(text: str) -> str:
+    """A rank that outlives another points to its black boxes, which are removed in the end."""
+    return re.sub(rf"; all ranks: phalanx report {re.escape(str(_boxes_of_workers()))}{os.sep}\S+", "", text)
 
 
 def _print(rank: int, stream: str, text: str) -> None:

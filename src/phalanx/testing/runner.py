@@ -15,12 +15,13 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from phalanx.errors import InvalidCall
 from phalanx.testing.blame import Failure, first_failure
 from phalanx.testing.faults import Fault, check_all_happened
 from phalanx.testing.options import STUCK_AFTER, Options
 from phalanx.testing.processes import Tell, run_in_processes
-from phalanx.testing.scheduler import Interruption
 from phalanx.testing.schedules import Policy, Recorded, Replay, Trace
+from phalanx.testing.scheduling import Interruption
 from phalanx.testing.world import Stuck, ThreadsWorld, Unwound, World, exit_error
 
 __all__ = ["execute", "run"]
@@ -81,7 +82,8 @@ def execute(options: Options, command: Callable[[str], str] | None = None, tell:
 
 
 def _raise(error: BaseException) -> None:
-    """The one frame that a report shows of this process: what happened in the other is a note of the error."""
+    """The one frame that a report shows of an error that comes without any, as that of a rank that was killed."""
+    __tracebackhide__ = error.__traceback__ is not None
     raise error
 
 
@@ -101,6 +103,9 @@ def _execute(options: Options, command: Callable[[str], str]) -> list[Any]:
             error = first_failure(again.failures)
             error.add_note("in the second run of two: expected a program that does the same each time")
             raise error
+    if outcome.strangers:
+        # Whatever else went wrong, it lacked this call.
+        raise outcome.strangers[0]
     if not outcome.failures:
         check_all_happened(options.faults_by_call, outcome.num_calls)
         return outcome.results
@@ -118,12 +123,17 @@ class _Outcome:
     choices: list[int]
     trace: Trace
     num_calls: list[int] = field(default_factory=list)
+    # Calls from threads of which nobody knows whose they are.
+    strangers: list[InvalidCall] = field(default_factory=list)
 
 
 def _run_once(options: Options, policy: Policy | None) -> _Outcome:
     ranks = options.ranks
     with ThreadsWorld(ranks, policy, options.faults_by_call) as world:
         outcome = _Outcome([None] * ranks, [], world.turns.choices, world.turns.trace)
+        world.failures_of_helpers = outcome.failures
+        # A deadlock is told before the run counts as stuck.
+        world.turns.patience = options.stuck_after / 2
         given = World(ranks, world.store, world.folder)
 
         def body(rank: int) -> None:
@@ -135,8 +145,14 @@ def _run_once(options: Options, policy: Policy | None) -> _Outcome:
                     dist.init_process_group(
                         "phalanx", store=store, rank=rank, world_size=ranks, timeout=options.timeout
                     )
-                outcome.results[rank] = options.function(rank, given)
+                try:
+                    outcome.results[rank] = options.function(rank, given)
+                except SystemExit as end:
+                    if end.code:
+                        raise
+                world.complete(rank)
             except BaseException as caught:
+                world.end_if_forked(caught)
                 error = caught
                 if isinstance(caught, Interruption):
                     error = world.stuck.get(rank, caught)
@@ -144,6 +160,7 @@ def _run_once(options: Options, policy: Policy | None) -> _Outcome:
                     error = exit_error(rank, caught)
                 if error is not None and rank not in world.killed:
                     outcome.failures.append((rank, error))
+            world.end_if_forked(None)
             world.end(rank, error)
 
         try:
@@ -155,6 +172,7 @@ def _run_once(options: Options, policy: Policy | None) -> _Outcome:
             for worker in world.workers:
                 worker.join()
             outcome.num_calls = world.turns.num_calls()
+            outcome.strangers = list(world.turns.strangers)
         except BaseException:
             # Ctrl-C, a rank that is stuck, or no more threads to be had.
             world.abandon(Unwound())
@@ -173,13 +191,14 @@ def _watch(world: ThreadsWorld, stuck_after: float) -> None:
             continue
         rank = turns.current
         worker = world.workers[rank]
-        thread = worker.ident
+        thread = turns.current_thread or None
         frame = None if thread is None else sys._current_frames().get(thread)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         what = f"rank {rank} did not communicate for {stuck_after:g} s"
+        waits = world.describe_waits()
         if told:
-            raise Stuck(f"{what}, ignored an exception, and its thread was abandoned; it was here:\n{stack}")
-        world.stuck[rank] = Stuck(f"{what}; it was here:\n{stack}")
+            raise Stuck(f"{what}, ignored an exception, and its thread was abandoned; it was here:\n{stack}{waits}")
+        world.stuck[rank] = Stuck(f"{what}; it was here:\n{stack}{waits}")
         # To look at the stack takes a while.
         if thread is not None and worker.is_alive() and (turns.num_steps, turns.current) == (seen, rank):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Interruption))

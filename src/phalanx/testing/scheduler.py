@@ -3,81 +3,36 @@
 A run is a function of the program and of the choices made among the ranks that can go on. Time is virtual: it stands
 still while anybody can run, and jumps to the next timer when all wait. When there is no timer either, nobody will ever
 go on: that is a deadlock, and it is found at once.
+
+Threads that ranks have started run outside of the turns until they communicate. Such a thread waits for its turn then;
+but if the turn is with another thread of its rank that sleeps outside of our reach (in `Thread.join`, say), it takes
+the turn over. So a rank that starts a thread and waits for it is as repeatable as one that makes the calls itself.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from phalanx.errors import InvalidCall
-from phalanx.testing.schedules import Policy, Trace
+from phalanx.errors import GroupError
+from phalanx.testing.outside import Limits, Outside
+from phalanx.testing.schedules import Policy
+from phalanx.testing.scheduling import LONG, Interruption, Nap, Scheduling, Strand, Timer, Waitable
+from phalanx.transports.threads import WAIT_FOR_THREADS
+
+__all__ = ["Turns"]
 
 # Who looks so often, while nothing happens, looks in vain. Where it only waits for real time to go by it gets a second.
 _MANY_LOOKS = 1000
-_LONG = 1.0
-
-__all__ = ["Interruption", "Nap", "RankState", "Scheduling", "Turns", "Waitable"]
-
-
-class Interruption(BaseException):
-    """What a rank that is stuck gets, in the midst of whatever it does. A program does not take it for an error."""
-
-
-class RankState:
-    __slots__ = (
-        "has_turn",
-        "inbox",
-        "interrupt",
-        "num_looks",
-        "num_points",
-        "parked",
-        "polled_at",
-        "polls_in_vain",
-        "polls_since",
-        "turn",
-        "until",
-        "waits_for",
-    )
-
-    def __init__(self) -> None:
-        self.has_turn = False
-        # Held, but for the moment between being given the turn and taking it: wakes the rank up.
-        self.turn = threading.Lock()
-        self.turn.acquire()
-        # When it goes on of itself, where ranks run freely.
-        self.until: float | None = None
-        self.waits_for: Waitable | None = None
-        # Raised where the rank waits or communicates next.
-        self.interrupt: BaseException | None = None
-        # Called there, too.
-        self.inbox: deque[Callable[[], None]] = deque()
-        self.num_points = 0
-        self.parked = False
-        # When it last looked whether something has ended, how often since anything happened, and whether that is so
-        # often that nothing will.
-        self.polled_at = -1
-        self.num_looks = 0
-        self.polls_since = 0.0
-        self.polls_in_vain = False
-
-
-class Waitable(Protocol):
-    """What a rank waits for."""
-
-    @property
-    def ended(self) -> bool: ...
-
-
-class Nap:
-    """What a rank waits for that only waits."""
-
-    ended = False
+# Seconds between two looks of a thread that waits for its turn at the one that has it, where ranks have several.
+_BETWEEN_LOOKS = 0.005
+# How long a thread that has the turn, and does not communicate, keeps it from other threads of its rank.
+_HOLDER = Limits(polling=LONG, computing=float("inf"))
+# How long threads that have never communicated are waited for when all ranks have ended: one that computes may be about
+# to make a call, which its rank should have waited for.
+_AT_THE_END = Limits(polling=0.0, computing=0.1)
 
 
 class _Alarm:
@@ -86,118 +41,19 @@ class _Alarm:
     rang = False
 
 
-class Timer:
-    __slots__ = ("expire", "is_over")
+class _Watch:
+    """One thread's look at another that has the turn."""
 
-    def __init__(self, expire: Callable[[], None], is_over: Callable[[], bool]) -> None:
-        self.expire = expire
-        self.is_over = is_over
+    def __init__(self, holder: Strand) -> None:
+        self.holder = holder
+        self.num_arrivals = holder.num_arrivals
+        self._since = time.monotonic()
+        self._threads = Outside()
+        self._threads.add(holder.native_id)
 
-
-class Scheduling:
-    """What schedulers have in common.
-
-    `on_deadlock` is called when nobody can go on, and must make somebody: it interrupts ranks. `on_point(rank, number)`
-    is called before each call of a rank, counted from 1: faults happen there.
-    """
-
-    def __init__(self, size: int, on_deadlock: Callable[[], None], on_point: Callable[[int, int], None] | None) -> None:
-        self._on_deadlock = on_deadlock
-        self._on_point = on_point
-        self._here = threading.local()
-        self._abandoned: BaseException | None = None
-        self._ranks = [RankState() for _ in range(size)]
-        self._timers: list[tuple[float, int, Timer]] = []
-        self._numbers = itertools.count()
-        self.all_ended = threading.Event()
-        self.choices: list[int] = []
-        self.trace = Trace()
-        # Grows when a rank makes a call, writes to the store or ends: whoever watches a run sees that it gets on.
-        self.num_steps = 0
-
-    @property
-    def rank(self) -> int:
-        """Whose thread this is."""
-        rank: int | None = getattr(self._here, "rank", None)
-        if rank is None:
-            raise InvalidCall(
-                f"expected a call from a rank's own thread, got one from {threading.current_thread().name!r}",
-                code="INVALID:THREAD",
-                hint="let ranks that are threads communicate from their own only, or run the test with processes",
-            )
-        return rank
-
-    @property
-    def is_rank(self) -> bool:
-        """Whether this is a rank's thread."""
-        return getattr(self._here, "rank", None) is not None
-
-    def num_calls(self) -> list[int]:
-        """How many calls each rank has made, or come to."""
-        return [rank.num_points for rank in self._ranks]
-
-    def waiting_for(self, rank: int) -> Waitable | None:
-        return self._ranks[rank].waits_for
-
-    def free(self, error: BaseException) -> bool:
-        """Once all have ended: lets a parked rank go on with an exception. False: there is none."""
-        for number, rank in enumerate(self._ranks):
-            if rank.parked:
-                rank.parked = False
-                rank.interrupt = error
-                self.all_ended.clear()
-                self._resumes(number)
-                self._wake_up(rank)
-                return True
-        return False
-
-    def polls(self, rank: int) -> bool:
-        """Whether it looks again and again for the end of something, in vain."""
-        return self._ranks[rank].polls_in_vain
-
-    def _come_to_point(self, rank: int, what: tuple[Any, ...]) -> None:
-        me = self._ranks[rank]
-        me.num_points += 1
-        self.trace.add(rank, what)
-        if self._on_point is not None:
-            self._on_point(rank, me.num_points)
-
-    def _receive(self, me: RankState) -> None:
-        """Raises, or calls, what came for the rank meanwhile."""
-        if me.interrupt is not None:
-            error, me.interrupt = me.interrupt, None
-            raise error
-        while me.inbox:
-            me.inbox.popleft()()
-
-    def _resumes(self, rank: int) -> None:
-        """A rank goes on that was parked."""
-        self.num_steps += 1
-
-    def _wake_up(self, rank: RankState) -> None:
-        rank.has_turn = True
-        try:
-            rank.turn.release()
-        except RuntimeError:
-            # It was awake.
-            return
-
-    def _take_turn(self, me: RankState) -> None:
-        while not me.has_turn:
-            try:
-                # A run may be abandoned at any moment, also between giving the turn away and waiting for it.
-                me.turn.acquire(timeout=0.5)
-            except Interruption:
-                # It was meant for the rank when it still had the turn.
-                continue
-            self._check_abandoned()
-        me.has_turn = False
-        me.turn.acquire(blocking=False)
-        self._check_abandoned()
-
-    def _check_abandoned(self) -> None:
-        if self._abandoned is not None:
-            raise self._abandoned
+    def goes_on(self, me: Strand) -> bool:
+        """Whether that one does something, or this one need not look any longer."""
+        return self._threads.may_come(self._since, lambda _: _HOLDER, lambda: me.has_turn)
 
 
 class Turns(Scheduling):
@@ -220,54 +76,137 @@ class Turns(Scheduling):
         self._ready = list(range(size))
         self._time = 0.0
         self._waiting: dict[int, list[int]] = {}
-        # Whose turn it is.
-        self.current = 0
+        # The strand whose turn it is, unless whoever had it looks for the next one.
+        self._holder = 0
+        self._is_choosing = True
         # What may end something that somebody polls for, and how many poll in vain.
         self._num_events = 0
         self._num_in_vain = 0
 
     # For ranks, in their own threads.
 
+    @property
+    def current(self) -> int:
+        """The rank whose turn it is."""
+        return self._strands[self._holder].rank
+
+    @property
+    def current_thread(self) -> int:
+        """The thread that has the turn, as Python numbers threads."""
+        return self._strands[self._holder].ident
+
     def enter(self, rank: int) -> None:
         """First of all, in a rank's thread: waits for its turn."""
-        self._here.rank = rank
-        self._take_turn(self._ranks[rank])
+        self._be(rank)
+        self._take_turn(self._strands[rank])
         self._on_switch(rank, True)
 
     def leave(self) -> None:
         """Last of all: the rank does not run any more."""
         self._check_abandoned()
+        self._arrive()
         self.num_steps += 1
         self._on_switch(self.rank, False)
         self._give_turn(self._choose())
+
+    def _arrive(self) -> int:
+        """This thread comes to communicate: its strand, once that has the turn."""
+        number = self._number()
+        me = self._strands[number]
+        with self._gate:
+            me.num_arrivals += 1
+            if self._holder == number:
+                return number
+            if self.all_ended.is_set():
+                raise GroupError(
+                    "expected a call from a thread of a rank before the run has ended, got one afterwards",
+                    code="GROUP:CLOSED",
+                    rank=me.rank,
+                    hint=WAIT_FOR_THREADS,
+                )
+            # In this order: whoever looks sees it in one of the two.
+            self._ready.append(number)
+            self._outside.discard(me.native_id)
+        self._take_turn(me)
+        self._on_switch(me.rank, True)
+        return number
+
+    def _take_turn(self, me: Strand) -> None:
+        watch: _Watch | None = None
+        while len(self._strands) > self.size and not me.has_turn:
+            self._check_abandoned()
+            try:
+                if me.turn.acquire(timeout=_BETWEEN_LOOKS):
+                    break
+                holder = self._strands[self._holder]
+                if watch is None or watch.holder is not holder or watch.num_arrivals != holder.num_arrivals:
+                    watch = _Watch(holder)
+                if self._take_over(me, watch):
+                    break
+            except Interruption:
+                # It was meant for the rank when it still had the turn.
+                continue
+        super()._take_turn(me)
+
+    def _take_over(self, me: Strand, watch: _Watch) -> bool:
+        """From a thread of the same rank that has the turn, but sleeps or polls: most likely it waits for this one."""
+        holder = watch.holder
+        if self._is_choosing or holder.rank != me.rank or holder is me or watch.goes_on(me):
+            return False
+        with self._gate:
+            mine = next(mine for mine, strand in enumerate(self._strands) if strand is me)
+            has_turn = self._strands[self._holder] is holder and holder.num_arrivals == watch.num_arrivals
+            if not has_turn or mine not in self._ready:
+                return False
+            self._ready.remove(mine)
+            self._holder = mine
+            self._outside.add(holder.native_id)
+            me.has_turn = True
+        return True
+
+    def _end_helper(self, number: int) -> None:
+        me = self._strands[number]
+        me.waits_for = None
+        if self._abandoned is not None or self._holder != number:
+            return
+        own = self._strands[me.rank]
+        with self._gate:
+            # It waited for this thread, and goes on.
+            goes_back = own.native_id in self._outside
+            if goes_back:
+                self._outside.discard(own.native_id)
+                self._holder = me.rank
+        if not goes_back:
+            self._on_switch(me.rank, False)
+            self._give_turn(self._choose())
 
     def now(self) -> float:
         return self._time
 
     def point(self, *what: Any) -> None:
         """The rank is about to make a call: others may go first."""
+        self._check_abandoned()
+        me = self._strands[self._arrive()]
         self._num_events += 1
         self.num_steps += 1
-        rank = self.rank
         if self._policy.at_calls:
             self.pause()
         else:
-            self._check_abandoned()
-            self._receive(self._ranks[rank])
-        self._come_to_point(rank, what)
+            self._receive(me)
+        self._come_to_point(me.rank, what)
 
     def pause(self) -> None:
-        rank = self.rank
-        me = self._ranks[rank]
+        number = self._arrive()
+        me = self._strands[number]
         if me.polled_at != self._num_events:
             me.num_looks, me.polls_since = 0, time.monotonic()
         me.num_looks += 1
         me.polls_in_vain = me.num_looks >= _MANY_LOOKS
         me.polled_at = self._num_events
-        self._ready.append(rank)
+        self._ready.append(number)
         self._num_in_vain += me.polls_in_vain
         try:
-            self._let_others(rank)
+            self._let_others(number)
         finally:
             self._num_in_vain -= me.polls_in_vain
             me.polls_in_vain = False
@@ -288,36 +227,36 @@ class Turns(Scheduling):
 
     def park(self) -> None:
         """The rank does not go on before all others have ended; then it is interrupted."""
-        rank = self.rank
-        me = self._ranks[rank]
+        number = self._arrive()
+        me = self._strands[number]
         me.parked = True
         me.waits_for = None
-        self._let_others(rank)
+        self._let_others(number)
 
     def wait(self, ticket: Waitable, timeout: float | None) -> bool:
-        rank = self.rank
-        me = self._ranks[rank]
-        alarm = None if timeout is None else self._set_alarm(rank, ticket, timeout)
+        number = self._arrive()
+        me = self._strands[number]
+        alarm = None if timeout is None else self._set_alarm(number, ticket, timeout)
         self._receive(me)
         while not ticket.ended and not (alarm is not None and alarm.rang):
             me.waits_for = ticket
-            self._waiting.setdefault(id(ticket), []).append(rank)
+            self._waiting.setdefault(id(ticket), []).append(number)
             try:
-                self._let_others(rank)
+                self._let_others(number)
             finally:
                 me.waits_for = None
-                if rank in self._waiting.get(id(ticket), ()):
-                    self._waiting[id(ticket)].remove(rank)
+                if number in self._waiting.get(id(ticket), ()):
+                    self._waiting[id(ticket)].remove(number)
         if alarm is not None:
             alarm.rang = True
         return ticket.ended
 
-    def _set_alarm(self, rank: int, ticket: Waitable, timeout: float) -> _Alarm:
+    def _set_alarm(self, number: int, ticket: Waitable, timeout: float) -> _Alarm:
         alarm = _Alarm()
 
         def ring() -> None:
             alarm.rang = True
-            self._wake_rank(rank, ticket)
+            self._wake_strand(number, ticket)
 
         self.at(timeout, ring, lambda: ticket.ended or alarm.rang)
         return alarm
@@ -331,8 +270,8 @@ class Turns(Scheduling):
 
     def wake(self, ticket: Waitable) -> None:
         self._num_events += 1
-        for rank in self._waiting.pop(id(ticket), ()):
-            self._ready.append(rank)
+        for number in self._waiting.pop(id(ticket), ()):
+            self._ready.append(number)
 
     def happened(self) -> None:
         """Something that a rank may look for."""
@@ -340,12 +279,10 @@ class Turns(Scheduling):
         self.num_steps += 1
 
     def call_as(self, rank: int, callback: Callable[[], None]) -> None:
-        """In the rank's own thread, when it waits or communicates next; one that waits goes on for it."""
+        """In a thread of the rank, when one waits or communicates next; one that waits goes on for it."""
         self._num_events += 1
-        me = self._ranks[rank]
-        me.inbox.append(callback)
-        if me.waits_for is not None:
-            self._wake_rank(rank, me.waits_for)
+        self._strands[rank].inbox.append(callback)
+        self._wake_strands(rank)
 
     # For the world.
 
@@ -355,70 +292,113 @@ class Turns(Scheduling):
     def abandon(self, error: BaseException) -> None:
         """Nobody has a turn any more: whoever comes to communicate, or waits to, goes on with an exception."""
         self._abandoned = error
-        for number, rank in enumerate(self._ranks):
-            if number != self.current:
-                self._wake_up(rank)
+        for number, strand in enumerate(self._strands):
+            if number != self._holder:
+                self._wake_up(strand)
 
     def interrupt(self, rank: int, error: BaseException) -> None:
         """The rank, if it waits, goes on with an exception."""
-        self._ranks[rank].interrupt = error
-        ticket = self._ranks[rank].waits_for
-        if ticket is not None:
-            self._wake_rank(rank, ticket)
+        self._interrupt(rank, error)
+        self._wake_strands(rank)
 
-    def _wake_rank(self, rank: int, ticket: Waitable) -> None:
-        ranks = self._waiting.get(id(ticket), [])
-        if rank in ranks:
-            ranks.remove(rank)
-            self._ready.append(rank)
+    def _wake_strands(self, rank: int) -> None:
+        for number in [rank, *range(self.size, len(self._strands))]:
+            strand = self._strands[number]
+            if strand.rank == rank and strand.waits_for is not None:
+                self._wake_strand(number, strand.waits_for)
 
-    def _let_others(self, rank: int) -> None:
-        me = self._ranks[rank]
+    def _wake_strand(self, number: int, ticket: Waitable) -> None:
+        numbers = self._waiting.get(id(ticket), [])
+        if number in numbers:
+            numbers.remove(number)
+            self._ready.append(number)
+
+    def _let_others(self, number: int) -> None:
+        me = self._strands[number]
         self._check_abandoned()
         chosen = self._choose()
-        if chosen != rank:
-            self._on_switch(rank, False)
+        if chosen != number:
+            self._on_switch(me.rank, False)
             self._give_turn(chosen)
             self._take_turn(me)
-            self._on_switch(rank, True)
+            self._on_switch(me.rank, True)
         self._receive(me)
 
-    def _resumes(self, rank: int) -> None:
-        super()._resumes(rank)
-        self.current = rank
+    def _resumes(self, number: int) -> None:
+        super()._resumes(number)
+        self._holder = number
 
     def _give_turn(self, chosen: int | None) -> None:
         if chosen is None:
             self.all_ended.set()
         else:
-            self._wake_up(self._ranks[chosen])
+            self._wake_up(self._strands[chosen])
 
     def _choose(self) -> int | None:
-        """Who goes on; None where there is nobody left."""
+        """Which strand goes on; None where there is none left."""
+        self._is_choosing = True
         while not self._ready or (self._num_in_vain and self._num_in_vain == len(self._ready)):
+            if self._outside and not self._ready and self._somebody_comes(0.0):
+                break
             if self._jump():
                 self._num_events += 1
-                for rank in self._ready:
-                    self._ranks[rank].polls_in_vain = False
+                for number in self._ready:
+                    self._strands[number].polls_in_vain = False
                 self._num_in_vain = 0
             elif self._ready and not self._polled_for_long():
                 break
-            elif self._ready or any(rank.waits_for is not None for rank in self._ranks):
-                self._on_deadlock()
+            elif self._ready or any(strand.waits_for is not None for strand in self._strands):
+                if self._ready or not self._outside or not self._somebody_comes(LONG):
+                    self._on_deadlock()
                 break
-            else:
+            elif not self._main_is_outside():
                 return None
         if not self._ready:
             raise RuntimeError("nobody can go on, and nobody was told")
-        index = self._policy.choose(self._ready) if len(self._ready) > 1 else 0
-        if len(self._ready) > 1:
-            self.choices.append(index)
-        self.current = self._ready.pop(index)
-        return self.current
+        with self._gate:
+            index = self._policy.choose(self._ready) if len(self._ready) > 1 else 0
+            if len(self._ready) > 1:
+                self.choices.append(index)
+            self._holder = self._ready.pop(index)
+            self._is_choosing = False
+        return self._holder
+
+    def _somebody_comes(self, seconds: float) -> bool:
+        """Whether one of the threads outside comes to communicate: as long as one is worth waiting for, or for some
+        seconds."""
+        since = time.monotonic()
+        limits = self._limits()
+        limits_of_strangers = limits if self._is_awaited() else _AT_THE_END
+        known = {strand.native_id for strand in self._strands}
+
+        def limits_of(thread: int) -> Limits:
+            return limits if thread in known else limits_of_strangers
+
+        while not self._ready and self._outside:
+            self._check_abandoned()
+            may_come = self._outside.may_come(since, limits_of, lambda: bool(self._ready))
+            if not may_come and time.monotonic() >= since + seconds:
+                break
+        return bool(self._ready)
+
+    def _is_awaited(self) -> bool:
+        """Whether a rank waits for something that a thread outside may do."""
+        if any(strand.waits_for is not None for strand in self._strands):
+            return True
+        return any(strand.native_id in self._outside for strand in self._strands[: self.size])
+
+    def _main_is_outside(self) -> bool:
+        """Whether a rank's own thread sleeps where it is out of reach. If so it is the one to blame."""
+        for number, strand in enumerate(self._strands[: self.size]):
+            # One that was killed while its thread made a call goes on when that is freed.
+            if strand.native_id in self._outside and not any(other.parked for other in self._of(number)):
+                self._holder = number
+                return True
+        return False
 
     def _polled_for_long(self) -> bool:
         """All that could go on look in vain: whether for so long that no time that goes by will help."""
-        return time.monotonic() - max(self._ranks[rank].polls_since for rank in self._ready) > _LONG
+        return time.monotonic() - max(self._strands[number].polls_since for number in self._ready) > LONG
 
     def _jump(self) -> bool:
         """To the next timer that is not over; False: there is none."""

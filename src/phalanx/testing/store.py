@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch.distributed import DistStoreError, HashStore  # type: ignore[attr-defined]
 
+from phalanx.testing.scheduling import forked
 from phalanx.transports.base import Scheduler
 from phalanx.types import Store
 
@@ -23,6 +24,10 @@ class _Scheduler(Scheduler, Protocol):
     @property
     def is_rank(self) -> bool:
         """Whether this is a rank's thread."""
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child of the process in which the ranks run."""
 
     def happened(self) -> None:
         """Something that a rank may look for."""
@@ -54,6 +59,9 @@ class KeyWait:
         """Whoever sets the keys: nobody knows."""
         return []
 
+    def remarks(self) -> list[str]:
+        return []
+
 
 class SharedStore(Store):
     """Waits for ever unless a timeout was set: when nobody can go on, that is found at once."""
@@ -83,6 +91,7 @@ class SharedStore(Store):
                     return values
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._check_forked()
         if not self._scheduler.is_rank:
             self._kept.wait(keys, *([] if timeout is None else [timeout]))
             return
@@ -166,12 +175,18 @@ class SharedStore(Store):
     def clone(self) -> SharedStore:
         return self
 
+    def _check_forked(self) -> None:
+        if self._scheduler.is_forked:
+            raise forked()
+
     def _step(self) -> None:
+        self._check_forked()
         if self._scheduler.is_rank:
             self._scheduler.step()
 
     def _look_again(self) -> None:
         """Whoever asks again and again would never let the others come."""
+        self._check_forked()
         if self._scheduler.is_rank:
             self._scheduler.pause()
 

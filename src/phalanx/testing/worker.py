@@ -29,12 +29,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
-from phalanx.errors import restored
+from phalanx.errors import REPORT_NOTE
 from phalanx.group import group
+from phalanx.group.endings import last_words
 from phalanx.testing.belongings import seed_generators
 from phalanx.testing.faults import Fault, let_happen
-from phalanx.testing.scheduler import Interruption
+from phalanx.testing.scheduling import Interruption
+from phalanx.testing.tracebacks import Sent, linked
 from phalanx.testing.world import Stuck, World, exit_error
+from phalanx.transports import lookout
 from phalanx.transports.shm import ShmTransport
 
 __all__ = ["ALARM", "STREAMS", "Answer", "Progress", "Task", "serve", "stack_path", "stream_path"]
@@ -61,6 +64,8 @@ class Task:
     rank: int
     ranks: int
     folder: str
+    # Where the black boxes of workers are, unless the user has chosen a folder.
+    boxes: str
     init: bool
     timeout: timedelta | None
     stuck_after: float
@@ -70,7 +75,8 @@ class Task:
 class Answer:
     value: Any = None
     error: BaseException | None = None
-    trace: str = ""
+    # The error as it is sent.
+    failure: Sent | None = None
     # Whether the worker is as it was before.
     clean: bool = True
     at: float = 0.0
@@ -79,6 +85,11 @@ class Answer:
 
 def stream_path(folder: str, stream: str, rank: int) -> Path:
     return Path(folder, f"{stream}-{rank}")
+
+
+def end_path(folder: str, rank: int) -> Path:
+    """Is there once the rank's function has ended; holds its last words."""
+    return Path(folder, f"end-{rank}")
 
 
 def stack_path(folder: str, rank: int) -> Path:
@@ -194,11 +205,21 @@ def _answer(task: Task) -> Answer:
         _take_surroundings(task)
         before = _state()
         answer = _call(task)
+        _tell_end(task, answer)
         _leave_groups()
         answer.clean = not dist.is_initialized() and _state() == before
     if answer.error is not None:
-        answer.error.add_note(answer.trace)
+        for link in linked(answer.error):
+            _forget_report(link, task.boxes)
+        answer.failure = Sent.of(answer.error)
+        answer.error = None
     return answer
+
+
+def _forget_report(error: BaseException, folder: str) -> None:
+    """The note that points to black boxes which are removed in the end."""
+    notes = getattr(error, "__notes__", [])
+    notes[:] = [note for note in notes if not note.startswith(f"{REPORT_NOTE}{folder}{os.sep}")]
 
 
 def _call(task: Task) -> Answer:
@@ -226,10 +247,25 @@ def _call(task: Task) -> Answer:
             except RuntimeError:
                 _leave_groups()
     except BaseException as error:
-        answer.error, answer.trace = error, traceback.format_exc()
+        answer.error = error
         _leave_groups()
     answer.at = time.time()
     return answer
+
+
+def _tell_end(task: Task, answer: Answer) -> None:
+    """Ranks that wait for this one to make a group with them find its last words."""
+    path = end_path(task.folder, task.rank)
+    unfinished = path.with_name(f"{path.name}-unfinished")
+    unfinished.write_text("" if answer.error is None else last_words(answer.error))
+    unfinished.rename(path)
+
+
+def _words_of_ended(folder: str, rank: int) -> str | None:
+    try:
+        return end_path(folder, rank).read_text()
+    except FileNotFoundError:
+        return None
 
 
 def _leave_groups() -> None:
@@ -271,11 +307,13 @@ def _watching(task: Task, answer: Answer) -> Iterator[_Watcher]:
     with stack_path(task.folder, task.rank).open("w") as stack_file:
         faulthandler.register(ALARM, stack_file, chain=True)
         group.on_join = lambda transport: _Watched(transport, watcher)  # type: ignore[assignment, return-value]
+        lookout.words_of_ended = partial(_words_of_ended, task.folder)
         try:
             yield watcher
         finally:
             answer.num_calls = watcher.num_calls
             group.on_join = None
+            lookout.words_of_ended = None
             faulthandler.unregister(ALARM)
             signal.signal(ALARM, before)
 
@@ -340,25 +378,12 @@ def _state() -> tuple[Any, ...]:
     )
 
 
-class _Parts:
-    """An exception whose class takes other arguments than it keeps, which pickle can't make anew."""
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return restored, (type(self._error), self._error.args, self._error.__dict__)
-
-
 def _pickled(answer: Answer) -> bytes:
     # Not through torch's pickler, which would share memory with this process.
-    told = answer.trace
-    parts: Any = None if answer.error is None else _Parts(answer.error)
-    for attempt in (answer, replace(answer, error=parts)):
-        try:
-            pickled = pickle.dumps(attempt)
-            pickle.loads(pickled)
-            return pickled
-        except Exception as error:
-            told = told or f"a result of {type(answer.value)} can't be sent: {error}"
-    return pickle.dumps(Answer(error=RuntimeError(told), clean=answer.clean, at=answer.at))
+    try:
+        pickled = pickle.dumps(answer)
+        pickle.loads(pickled)
+        return pickled
+    except Exception as error:
+        failure = Sent.of(RuntimeError(f"a result of {type(answer.value)} can't be sent: {error}"))
+        return pickle.dumps(replace(answer, value=None, failure=answer.failure or failure))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,17 +28,21 @@ from phalanx.debug.absence import describe_last_calls
 from phalanx.debug.answers import describe_frame
 from phalanx.debug.own_box import num_calls
 from phalanx.debug.records import read_box
-from phalanx.group.endings import last_words
+from phalanx.group.endings import last_words, patience
 from phalanx.group.torch_compat import OwnWorlds
 from phalanx.testing.belongings import Cpus, Generators, YoungObjects, seed_generators
 from phalanx.testing.faults import Fault, let_happen
 from phalanx.testing.folders import folder_of_run
 from phalanx.testing.free import Free
-from phalanx.testing.graph import describe_deadlock
+from phalanx.testing.graph import describe_deadlock, describe_wait
+from phalanx.testing.helpers import Helpers, RunAs
 from phalanx.testing.scheduler import Turns
 from phalanx.testing.schedules import Policy
 from phalanx.testing.store import KeyWait, SharedStore
 from phalanx.transports import threads
+from phalanx.transports.circles import find_circle
+from phalanx.transports.exchange import Exchange, Key
+from phalanx.transports.lookout import Venue
 from phalanx.transports.meeting import Meeting
 from phalanx.transports.threads import ThreadsTransport
 from phalanx.transports.tickets import Ticket
@@ -103,15 +110,26 @@ class _Own:
         self.rank = rank
         self.size = size
         self.transports: list[ThreadsTransport] = []
-        self.thread = 0
         self.generators = generators
         self._box: _native.BlackBox | None = None
 
     def box(self) -> _native.BlackBox | None:
         """The black box; None where none is wanted."""
         if self._box is None and num_calls() > 0:
-            self._box = _native.BlackBox("", num_calls(), self.rank, self.size, "")
+            self._box = _native.BlackBox(-1, num_calls(), self.rank, self.size, "")
         return self._box
+
+
+class _Making(NamedTuple):
+    """A group that a rank is making: as it means it, and where it waits for the others."""
+
+    info: GroupInfo
+    meeting: Meeting
+
+
+def _has_come(making: Mapping[int, _Making], rank: int, to: _Making) -> bool:
+    one = making.get(rank)
+    return to.info.members.index(rank) in to.meeting.owners or (one is not None and one.meeting is to.meeting)
 
 
 class ThreadsWorld:
@@ -137,10 +155,15 @@ class ThreadsWorld:
         # How ranks ended that have: whether they were killed, and their last words.
         self._ended: dict[int, tuple[bool, str]] = {}
         self._meetings: dict[bytes, Meeting] = {}
+        # What ranks came to make that wait for others, or are about to.
+        self._making: dict[int, _Making] = {}
         self._lock = threading.Lock()
         self._folder: Path | None = None
         self._left_to_do = contextlib.ExitStack()
-        self._torch_worlds = OwnWorlds(self.turns.pause)
+        self._torch_worlds = OwnWorlds(self.turns.pause, self.turns.stranger)
+        self._helpers = Helpers(self._heir)
+        # What threads that ranks have started raise, with the rank.
+        self.failures_of_helpers: list[tuple[int, BaseException]] = []
 
     def folder(self) -> Path:
         with self._lock:
@@ -154,6 +177,7 @@ class ThreadsWorld:
         self._in_place = seed_generators()
         self._own = [_Own(rank, self.size, self._in_place) for rank in range(self.size)]
         self._torch_worlds.install()
+        self._helpers.install()
         return self
 
     def abandon(self, error: BaseException) -> None:
@@ -166,6 +190,7 @@ class ThreadsWorld:
                 worker.join(max(0.0, until - time.monotonic()))
 
     def __exit__(self, *_: object) -> None:
+        self._helpers.remove()
         self._torch_worlds.remove(for_all=not self._abandoned)
         self._before.restore()
         self._young.restore()
@@ -174,12 +199,18 @@ class ThreadsWorld:
 
     # For groups.
 
-    def join(self, store: Store, info: GroupInfo, timeout: float) -> ThreadsTransport:
-        """Meets the other ranks of a group. Ranks that name the same store and group find each other."""
+    def join(self, store: Store, info: GroupInfo, timeout: float, scope: str) -> ThreadsTransport:
+        """Meets the other ranks of a group, as processes do (`rendezvous`)."""
+        venue = Venue(scope, info.name)
         # How many times this rank has come for such a group: the others count the same.
-        comings = f"{info.name}/comings/{info.rank}"
-        number = store.add(comings, 1)
-        token = store.compare_set(f"{info.name}/{number}/meeting", "", str(next(_tokens)))
+        comings = venue.count(info.members, info.rank)
+        try:
+            number = store.add(comings, 1)
+        except (RuntimeError, ValueError):
+            # Says what is wrong where the key holds anything but a number.
+            Exchange(store, info, timeout, on_failure=lambda: None).count(Key(comings, info.rank))
+            raise
+        token = store.compare_set(f"{venue.meeting(info.members, number)}token", "", str(next(_tokens)))
         with self._lock:
             meeting = self._meetings.get(token)
             if meeting is None:
@@ -188,20 +219,41 @@ class ThreadsWorld:
             self._miss(meeting, rank)
         transport = ThreadsTransport(meeting, info, self.turns.rank, self._own[self.turns.rank].box())
         try:
+            self._making[self.turns.rank] = _Making(info, meeting)
+            self._look_for_circle(self.turns.rank)
             transport.join(timeout)
         except BaseException:
-            # As between processes: a later try of all ranks finds each other.
+            # A later try of all ranks finds each other.
             store.add(comings, -1)
             raise
+        finally:
+            del self._making[self.turns.rank]
         self._own[self.turns.rank].transports.append(transport)
         return transport
+
+    def _look_for_circle(self, start: int) -> None:
+        """Ranks that mean different groups, and wait for each other, are told so."""
+        making = dict(self._making)
+        name = making[start].info.name
+
+        def waits_for(rank: int) -> list[int]:
+            one = making.get(rank)
+            # Ranks of groups that were made without torch may be any of the world.
+            if one is None or one.info.name != name or not one.info.global_ranks:
+                return []
+            return [member for member in one.info.members if member != rank and not _has_come(making, member, one)]
+
+        circle = find_circle(start, waits_for)
+        for rank in circle:
+            with making[rank].meeting.lock:
+                making[rank].meeting.disagree([making[member].info for member in circle])
 
     def whereabouts(self, rank: int) -> tuple[str, list[str]]:
         if rank in self.killed:
             return "is dead", []
         if rank in self._ended:
             return "has ended", []
-        here = describe_frame(sys._current_frames().get(self._own[rank].thread))
+        here = describe_frame(sys._current_frames().get(self.turns.thread_of(rank)))
         ticket = self.turns.waiting_for(rank)
         if isinstance(ticket, (Ticket, KeyWait)):
             where = f", at {here.where}" if here.where else ""
@@ -209,6 +261,16 @@ class ThreadsWorld:
             whom = f" for {describe_ranks(awaited)}" if awaited else ""
             return f"waits{whom} in {ticket.describe()}{where}", here.stack
         return f"is in its own code, at {here.where}" if here.where else "has not begun", here.stack
+
+    def describe_waits(self) -> str:
+        """A line for each rank one of whose threads waits in a call, for errors."""
+        frames = sys._current_frames()
+        lines = []
+        for rank in range(self.size):
+            ticket = self.turns.waiting_for(rank)
+            if isinstance(ticket, (Ticket, KeyWait)):
+                lines.append(describe_wait(rank, ticket, frames.get(self.turns.thread_of(rank))))
+        return "\n".join(["meanwhile:", *lines, ""]) if lines else ""
 
     def own_box(self) -> _native.BlackBox | None:
         return self._own[self.turns.rank].box()
@@ -218,6 +280,31 @@ class ThreadsWorld:
         return [] if box is None else describe_last_calls(read_box(box.contents()).records)
 
     # How ranks end.
+
+    def end_if_forked(self, error: BaseException | None) -> None:
+        """A rank's function has come back in a child that it has forked: the child ends here, as a program does.
+
+        The thread that called fork() is all that there is of this process.
+        """
+        if not self.turns.is_forked:
+            return
+        code = 0
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else 1 if error.code else 0
+            if error.code and not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
+        elif error is not None:
+            code = 1
+            traceback.print_exception(error)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+    def complete(self, rank: int) -> None:
+        """In the rank's own thread, when its function is through: waits for the calls that it has in flight."""
+        for transport in self._own[rank].transports:
+            transport.complete(patience())
 
     def end(self, rank: int, error: BaseException | None) -> None:
         """In the rank's own thread, last of all: peers that still need it are told."""
@@ -258,7 +345,7 @@ class ThreadsWorld:
         waiting = {rank: ticket for rank, ticket in tickets.items() if isinstance(ticket, (Ticket, KeyWait))}
         frames = sys._current_frames()
         polling = [rank for rank in range(self.size) if self.turns.polls(rank)]
-        places = {rank: frames[self._own[rank].thread] for rank in [*waiting, *polling]}
+        places = {rank: frames[self.turns.thread_of(rank)] for rank in [*waiting, *polling]}
         deadlock = describe_deadlock(waiting, places, self._ended, polling)
         for rank in tickets:
             if rank in waiting or rank in polling:
@@ -289,7 +376,6 @@ class ThreadsWorld:
         """The whole life of a rank's thread."""
         threads.place.world = self
         self._torch_worlds.enter()
-        self._own[rank].thread = threading.get_ident()
         if self._takes_turns:
             torch.set_num_threads(1)
         with torch.autograd.set_multithreading_enabled(False), contextlib.suppress(Unwound):
@@ -298,3 +384,36 @@ class ThreadsWorld:
                 body()
             finally:
                 self.turns.leave()
+
+    # Threads that ranks start.
+
+    def _heir(self) -> RunAs | None:
+        if not self.turns.is_rank:
+            return None
+        return partial(self._run_as, self.turns.rank, self._torch_worlds.belongings())
+
+    def _run_as(self, rank: int, belongings: Any, call: Callable[[], Any], is_task: bool) -> Any:
+        """In a thread that the rank has started."""
+        if self.turns.is_rank:
+            return call()
+        threads.place.world = self
+        self._torch_worlds.enter_as(belongings)
+        self.turns.adopt(rank)
+        if self._takes_turns:
+            torch.set_num_threads(1)
+        try:
+            return call()
+        except Unwound:
+            return None
+        except Exception as error:
+            # Python would print it, and the rank would not know.
+            if is_task or not self.turns.has_communicated:
+                raise
+            error.add_note(f"in the thread {threading.current_thread().name!r}, which the rank has started")
+            self.failures_of_helpers.append((rank, error))
+            return None
+        finally:
+            with contextlib.suppress(Unwound):
+                self.turns.release()
+            self._torch_worlds.leave()
+            threads.place.world = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch.futures import Future
 
 from phalanx.errors import CallTimeout
+from phalanx.transports.refusals import Refusal
 from phalanx.types import Call
 
 
@@ -78,11 +79,23 @@ class Transport(Protocol):
         None: it has finished already, which a receive from anybody never says.
         """
 
+    def refuse(self, refusal: Refusal) -> None:
+        """This rank did not make a call because its own arguments were wrong: peers that wait for it are told."""
+
+    def catch_up(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Before the caller reads these tensors itself: waits for the collectives in flight that write to them."""
+
     def abort(self, reason: str) -> None:
         """Ends all waits of the group, on every rank, with Aborted. May be called from any thread."""
 
     def say_last_words(self, text: str) -> None:
         """What peers are told of this rank when it has ended. The first words stay."""
+
+    def complete(self, patience: float) -> None:
+        """Before a rank leaves: waits for its calls in flight, to their end where all who take part have made them.
+
+        A peer that has not made its side gets `patience` seconds for it, counted from the last call that ended.
+        """
 
     def close(self, exiting: bool = False) -> None:
         """Leaves the group: peers that wait for a further call of this rank are told. Idempotent."""

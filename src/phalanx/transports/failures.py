@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import errno
 import os
 import signal
 from collections.abc import Sequence
@@ -12,13 +12,22 @@ import torch
 
 from phalanx import _native
 from phalanx.errors import Aborted, CallTimeout, GroupError, InvalidCall, Mismatch, PeerLost, PhalanxError
+from phalanx.log import logger
+from phalanx.memory import extent
+from phalanx.printable import printable
+from phalanx.transports import limits
 from phalanx.transports.hooks import observer
-from phalanx.transports.reports import describe_misfit, describe_mismatch
-from phalanx.transports.signatures import Facts
-from phalanx.transports.spans import extent
+from phalanx.transports.refusals import HasRefusals, awaited_refusals, open_refusals
+from phalanx.transports.reports import (
+    Report,
+    Testimony,
+    describe_misfit,
+    describe_mismatch,
+    describe_refusals,
+    fix_refused,
+)
 from phalanx.types import GroupInfo
 
-_logger = logging.getLogger("phalanx")
 _MESSAGES = ("send", "recv")
 _SAME_CALL = "make the ranks issue the same calls in the same order"
 _MISMATCH_HINTS = {
@@ -70,7 +79,7 @@ _REFUSALS: dict[int, tuple[type[PhalanxError], str, str, str]] = {
         InvalidCall,
         "INVALID:MEMORY",
         "expected a tensor that can be written, got one whose memory is mapped read-only",
-        "receive into a tensor of its own memory, for example torch.empty_like(tensor)",
+        "pass a tensor with memory of its own, for example tensor.clone(), and use the result from there",
     ),
 }
 
@@ -82,7 +91,7 @@ class _Where(TypedDict):
     seq: int | None
 
 
-class BrokenGroup(Protocol):
+class BrokenGroup(HasRefusals, Protocol):
     """What an explanation takes: the native group, or what stands for it."""
 
     @property
@@ -91,7 +100,7 @@ class BrokenGroup(Protocol):
     @property
     def check(self) -> int: ...
     def last_words(self, rank: int, /) -> str: ...
-    def testimonies(self) -> Sequence[tuple[Facts | None, Facts | None]]: ...
+    def testimonies(self) -> Sequence[Testimony]: ...
 
 
 def explain(
@@ -104,6 +113,9 @@ def explain(
     """
     if status in _REFUSALS:
         kind, code, message, hint = _REFUSALS[status]
+        if status == _native.NO_SPACE and (limit := limits.find(errno.EFBIG)) is not None:
+            message = f"{message}, or this rank may not have so large a file: {limit.what}"
+            hint = f"{hint}; {limit.hint}"
         return kind(message, code=code, group=info.name, rank=info.rank, op=op, hint=hint)
     assert group is not None
     error = _explain_broken(group, info, op, status, timeout, seq)
@@ -144,33 +156,41 @@ def tell_at_last(group: BrokenGroup, info: GroupInfo) -> None:
     failure = group.failure()
     if failure["kind"] in (_native.FAILURE_MISMATCH, _native.FAILURE_MESSAGE):
         error = explain(group, info, _native.OPS[failure["op"]], _native.WAS_BROKEN)
-        _logger.warning("this rank leaves a group about which it was not told before: %s", error)
+        logger.warning("this rank leaves a group about which it was not told before: %s", error)
 
 
-def check_writable(info: GroupInfo, tensor: torch.Tensor) -> None:
-    """Of a tensor that is received into by other means than the core, which looks itself."""
+def check_writable(info: GroupInfo, op: str, tensor: torch.Tensor) -> None:
+    """Raises if the tensor's first or last page is mapped read-only: writing there would end the process."""
     start, end = extent(tensor)
     if not _native.writable(start, end - start):
-        raise explain(None, info, "recv", _native.NOT_WRITABLE)
+        raise explain(None, info, op, _native.NOT_WRITABLE)
 
 
-def still_under_way(info: GroupInfo, op: str, seq: int, seconds: float, missing: Sequence[int]) -> CallTimeout:
-    """A wait was given up, the call was not."""
+def still_under_way(
+    group: HasRefusals | None, info: GroupInfo, op: str, seq: int, seconds: float, missing: Sequence[int]
+) -> CallTimeout:
+    """A wait was given up, the call was not. `group` is None where the call has ended meanwhile."""
     message = f"gave up waiting after {seconds:g} s"
     if missing:
         message += f": {info.describe(*missing)} did not come"
+    refusals = {} if group is None else awaited_refusals(group, info.rank, op, seq, None, missing)
     return CallTimeout(
-        f"{message}; the call is still under way",
+        "\n".join([f"{message}; the call is still under way", *describe_refusals(info, refusals)]),
         group=info.name,
         rank=info.rank,
         op=op,
         seq=seq,
-        hint="wait again, or for longer; the group's own timeout ends calls whose peers do not come",
+        hint=fix_refused(info, refusals)
+        if refusals
+        else "wait again, or for longer; the group's own timeout ends calls whose peers do not come",
     )
 
 
-def lost_while_joining(info: GroupInfo, peer: int, status: int, *, dead: bool = True, words: str = "") -> PeerLost:
-    """A peer died, or ended, before the group was made. `words` are its last ones."""
+def lost_while_joining(
+    info: GroupInfo, peer: int, status: int, *, dead: bool = True, words: str = "", replaced_by: str | None = None
+) -> PeerLost:
+    """A peer died, or ended, before the group was made. `words` are its last ones, `replaced_by` is the command line
+    of the program that now runs in its process."""
     lost = info.describe(peer)
     message = f"{lost} ended while the group was being made"
     hint = f"look for an error on {lost}; if there is none, let it make the same groups as the others before it ends"
@@ -178,6 +198,9 @@ def lost_while_joining(info: GroupInfo, peer: int, status: int, *, dead: bool = 
     if exception:
         message += told
         hint = _mend(lost)
+    elif replaced_by is not None:
+        message = f"{lost} {_replaced(replaced_by)} while the group was being made"
+        hint = _keep_program(lost)
     elif dead:
         message = f"{lost} died while the group was being made: {_ending(status)}"
         hint = _look_at_output(lost)
@@ -186,23 +209,20 @@ def lost_while_joining(info: GroupInfo, peer: int, status: int, *, dead: bool = 
     return error
 
 
-def another_group(info: GroupInfo, *seen: GroupInfo) -> GroupError:
-    """Ranks that came to make one group mean others."""
-    first, second = sorted(seen, key=lambda each: each.rank)
-    return GroupError(
-        f"expected the same ranks everywhere, got {first.ranks_text()} on rank {first.rank} of them and "
-        f"{second.ranks_text()} on rank {second.rank} of them",
-        code="GROUP:SIZE" if first.size != second.size else "GROUP:RANKS",
-        group=info.name,
-        rank=info.rank,
-        op="new_group",
-        hint="make the same groups, with the same ranks, in the same order on every rank; give each group a name or a "
-        "store of its own",
-    )
-
-
 def _mend(lost: str) -> str:
     return f"mend what raised on {lost}; the others only waited for it"
+
+
+def _replaced(command_line: str) -> str:
+    """Of a rank whose process called exec."""
+    return "replaced its program" + (f" (it runs {command_line!r} now)" if command_line else "")
+
+
+def _keep_program(lost: str) -> str:
+    return (
+        f"find the call of os.exec* on {lost}: a group does not survive it; start other programs with subprocess, or "
+        "destroy the group on every rank before"
+    )
 
 
 def _look_at_output(lost: str) -> str:
@@ -230,7 +250,10 @@ def _timeout(
             hint = f"give both sides the same tag; if {they} only slow, raise the group's timeout"
     else:
         message += f"{missing} did not come"
-    lines = observer().absent(group, info, op, failure["seq"], failure["missing"])
+    refusals = awaited_refusals(group, failure["rank"], op, failure["seq"], tag, failure["missing"])
+    if refusals:
+        hint = fix_refused(info, refusals)
+    lines = describe_refusals(info, refusals) + observer().absent(group, info, op, failure["seq"], failure["missing"])
     return CallTimeout("\n".join([message, *lines]), **here, hint=hint)
 
 
@@ -238,7 +261,11 @@ def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[
     peer, status = failure["peer"], failure["status"]
     lost, finder = info.describe(peer), info.describe(failure["rank"])
     exception, frames, told = _last_words(lost, group.last_words(peer))
-    if failure["kind"] == _native.FAILURE_LOST:
+    refused = [refusal for refusal in open_refusals(group, peer) if not refusal.is_told_by(exception)]
+    replaced = failure["leaving"] == _native.LEAVING_REPLACED
+    if replaced:
+        what = _replaced(failure["text"])
+    elif failure["kind"] == _native.FAILURE_LOST:
         what = f"died ({_ending(status)})"
     elif failure["leaving"] == _native.LEAVING_EXITING:
         what = "ended" if status == _native.UNKNOWN_STATUS else f"ended ({_ending(status)})"
@@ -248,22 +275,26 @@ def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[
     if exception:
         message += told
         hint = _mend(lost)
+    elif replaced:
+        hint = _keep_program(lost)
     elif failure["kind"] == _native.FAILURE_LOST:
         hint = _look_at_output(lost)
+    elif refused:
+        hint = f"{fix_refused(info, {peer: refused[0]})}; the other ranks were only waiting for it"
     else:
         hint = (
             f"look for an error on {lost}; if there is none, let it make as many calls as the others before it "
             "ends or destroys the group"
         )
-    last_calls = observer().lost(group, info, peer)
-    error = PeerLost("\n".join([message, *last_calls]), **here, hint=hint)
+    lines = [line for refusal in refused for line in describe_refusals(info, {peer: refusal})]
+    error = PeerLost("\n".join([message, *lines, *observer().lost(group, info, peer)]), **here, hint=hint)
     error.peer, error.exception, error.frames = peer, exception, frames
     return error
 
 
 def _last_words(lost: str, words: str) -> tuple[str | None, tuple[str, ...], str]:
     """A rank's first exception, its traceback, and both as lines of a message."""
-    exception, *frames = words.split("\n")
+    exception, *frames = map(printable, words.split("\n"))
     told = f"\n  the first exception of {lost}: {exception}" + "".join(f"\n    {frame}" for frame in frames)
     return exception or None, tuple(frames), told
 
@@ -293,8 +324,12 @@ def _misfit(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[str
         "\n".join([broken + report.about, *report.lines]),
         code=f"MISMATCH:{report.field}",
         **here,
-        hint="receive into a tensor of the dtype and number of elements that are sent, or look for a message that is "
-        "sent or received once too often; this group can't be used any more",
+        hint=_after_refusals(
+            info,
+            report,
+            "receive into a tensor of the dtype and number of elements that are sent, or look for a message that is "
+            "sent or received once too often; this group can't be used any more",
+        ),
     )
 
 
@@ -309,5 +344,12 @@ def _mismatch(group: BrokenGroup, info: GroupInfo, op: str, failure: dict[str, A
         rank=info.rank,
         op=op if own is None else _native.OPS[own[1]],
         seq=failure["seq"],
-        hint=f"{_MISMATCH_HINTS.get(report.field, _SAME_CALL)}; this group can't be used any more",
+        hint=_after_refusals(
+            info, report, f"{_MISMATCH_HINTS.get(report.field, _SAME_CALL)}; this group can't be used any more"
+        ),
     )
+
+
+def _after_refusals(info: GroupInfo, report: Report, hint: str) -> str:
+    """The next step where ranks disagree: a call that one of them had refused is the likely cause."""
+    return f"{fix_refused(info, report.refusals)}; or {hint}" if report.refusals else hint

@@ -32,8 +32,11 @@ class Observer:
     def leaving(self, transport: Any) -> None:
         """The group is about to be left."""
 
-    def raised(self, exception: BaseException) -> None:
-        """Nobody has caught it."""
+    def raised(self, exception: BaseException, words: str) -> None:
+        """Nobody has caught it. `words` are what peers will be told of it; empty: nothing."""
+
+    def ending(self) -> None:
+        """The process ends; its groups are about to be left."""
 
     def exiting(self) -> None:
         """The process ends; all groups were left."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import threading
 import time
@@ -18,13 +17,19 @@ from collections.abc import Callable
 from typing import Protocol
 
 from phalanx import _native
+from phalanx.log import logger
+from phalanx.transports import limits
 
-__all__ = ["keep", "stop"]
+__all__ = ["begin", "keep", "keep_dropped", "stop"]
 
-_logger = logging.getLogger("phalanx")
 _NAME = "phalanx-keeper"
+_START = "starting the thread that completes futures"
+_UNTIL_THEN = "memory of dropped calls is kept until a thread can be started"
 # Two, so that no thread has to be started for one call after another.
 _MOST_IDLE = 2
+# With so many calls in flight their ends are gathered for a moment: a thread that takes the GIL for each of them slows
+# down the program that makes them.
+_MANY = 16
 # Seconds that `stop` gives to callbacks that are running.
 _PATIENCE = 1.0
 
@@ -39,6 +44,8 @@ class _Crew:
         self.lock = threading.Lock()
         self.idle = 0
         self.hurried = False
+        # Whether there is a group: without one no thread is started that nobody would end.
+        self.is_open = False
 
 
 _crew = _Crew()
@@ -54,15 +61,52 @@ class Notifying(Protocol):
 
 
 def keep(pending: Notifying, on_end: Callable[[], None]) -> None:
-    """Calls `on_end` when the call has ended: at once if it has, else in a thread. Keeps all that it refers to."""
+    """Calls `on_end` when the call has ended: at once if it has, else in a thread. Keeps all that it refers to.
+
+    Raises RuntimeError where no thread can be started; then it may be called again.
+    """
     token = next(_tokens)
     _kept[token] = on_end
-    if pending.notify(token):
-        _ensure_idle()
-    else:
+    # First: a call takes one token only.
+    if not pending.ended:
+        try:
+            _ensure_idle()
+        except RuntimeError as error:
+            if not _threads():
+                del _kept[token]
+                raise
+            limits.warn(_START, error, _UNTIL_THEN)
+    if not pending.notify(token):
         del _kept[token]
         if pending.ended:
             on_end()
+
+
+def keep_dropped(pending: Notifying, on_end: Callable[[], None]) -> None:
+    """Calls `on_end` in a thread when the call has ended, also if it has. Keeps all that it refers to.
+
+    The garbage collector may come here from anywhere, whatever locks its thread holds. So this takes none, and calls
+    nothing that takes one: another thread does. Where none can be started, all is kept until one can. Once all groups
+    were left there is nobody to meet here, and it is done at once.
+    """
+    token = next(_tokens)
+    _kept[token] = on_end
+    if not pending.notify(token):
+        if not pending.ended or not _crew.is_open:
+            del _kept[token]
+            if pending.ended:
+                on_end()
+            return
+        _native.push_completion(token)
+    try:
+        _ensure_idle()
+    except RuntimeError as error:
+        limits.warn(_START, error, _UNTIL_THEN)
+
+
+def begin() -> None:
+    """This process is in a group. Threads start when they are needed."""
+    _crew.is_open = True
 
 
 def stop(exiting: bool = False) -> None:
@@ -71,6 +115,7 @@ def stop(exiting: bool = False) -> None:
     Where the process ends they have to end before the interpreter does, which would end them half-way, and with them
     the process: then they leave undone what they can't do in time.
     """
+    _crew.is_open = False
     if not _threads():
         return
     _native.close_completions(True)
@@ -80,7 +125,10 @@ def stop(exiting: bool = False) -> None:
     _native.close_completions(False)
     # Somebody may have wanted to hear of a call while nobody listened.
     if _kept and not exiting:
-        _ensure_idle()
+        try:
+            _ensure_idle()
+        except RuntimeError as error:
+            limits.warn(_START, error, _UNTIL_THEN)
 
 
 def _join() -> bool:
@@ -112,8 +160,12 @@ def _run() -> None:
         if crew.idle >= _MOST_IDLE:
             return
         crew.idle += 1
-    while token := _native.next_completion():
-        on_end = _kept.pop(token)
+    took = False
+    while token := _native.next_completion(took, len(_kept) >= _MANY):
+        took = True
+        on_end = _kept.pop(token, None)
+        if on_end is None:
+            continue
         with crew.lock:
             crew.idle -= 1
         try:
@@ -125,13 +177,15 @@ def _run() -> None:
         try:
             on_end()
         except Exception:
-            _logger.exception("what was to follow the end of a call failed")
+            logger.exception("a completion callback raised an exception")
         # What it refers to is not to wait for the next one.
         del on_end
         with crew.lock:
-            if crew.idle >= _MOST_IDLE or crew.hurried:
-                return
-            crew.idle += 1
+            leaves = crew.idle >= _MOST_IDLE or crew.hurried
+            crew.idle += not leaves
+        if leaves:
+            _native.leave_completions()
+            return
     with crew.lock:
         crew.idle -= 1
 

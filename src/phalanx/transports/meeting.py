@@ -3,25 +3,26 @@ have come; messages and receives find each other; what can't end any more fails.
 
 from __future__ import annotations
 
-import logging
+import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from phalanx import _native
+from phalanx.log import logger
 from phalanx.transports.base import Scheduler
 from phalanx.transports.levels import asked_level
-from phalanx.transports.reports import describe_shapes
+from phalanx.transports.refusals import Refusal, Refusals, awaited_refusals
+from phalanx.transports.reports import Testimony, describe_awaited_refusals, describe_refusals, describe_shapes
 from phalanx.transports.signatures import Facts
 from phalanx.transports.tickets import Ticket, misfit_of_splits, result_of
 from phalanx.types import DTYPE_CODES, GroupInfo, carry_out
 
 __all__ = ["CLOSED", "EXITING", "NOT_LEFT", "Meeting"]
 
-_logger = logging.getLogger("phalanx")
 
 # Copies what was sent to where it is received.
 Deliver = Callable[[torch.Tensor, torch.Tensor], None]
@@ -35,6 +36,9 @@ _INLINE_BYTES = 1984
 _ENVELOPES = 16
 # Likewise: seconds that a report of a mismatch waits for ranks that have not made the call yet.
 _GRACE = 0.05
+# Likewise: seconds that a rank may take to make a call after all that it has refused.
+_REFUSAL_GRACE = 0.25
+_identities = itertools.count(1)
 
 
 class Absent(NamedTuple):
@@ -51,6 +55,8 @@ class Meeting:
 
     def __init__(self, info: GroupInfo, scheduler: Scheduler, deliver: Deliver) -> None:
         self.info = info
+        # In black boxes, where groups may have the same name and ranks.
+        self.identity = str(next(_identities))
         self.size = size = info.size
         self.scheduler = scheduler
         self.lock = threading.RLock()
@@ -58,9 +64,10 @@ class Meeting:
         # Who is which rank of the group, as far as they have come, and those who wait for the others to come.
         self.owners: dict[int, int] = {}
         self.joining: list[Ticket] = []
-        # Why it will never be made: a rank that will not come, or one that means another group.
+        # Why it will never be made: a rank that will not come, or ranks that wait for each other because they mean
+        # different groups, which are given as each of them means it.
         self.absent: Absent | None = None
-        self.other: GroupInfo | None = None
+        self.circle: Sequence[GroupInfo] = ()
         self.calls: dict[int, dict[int, Ticket]] = {}
         # Messages that nobody has received, by (from, to), and receives that have no message, by receiver.
         self.sent: dict[tuple[int, int], deque[Ticket]] = {}
@@ -79,18 +86,19 @@ class Meeting:
         # By rank: the last call that it completed, and the hash of what that gave, where it is compared.
         self._completed: list[Facts | None] = [None] * size
         self._results = [0] * size
-        self.testimonies: list[tuple[Facts | None, Facts | None]] = []
+        self.testimonies: list[Testimony] = []
+        self._refusals = Refusals(size)
+        # What was told: to whom, of whom.
+        self._refusals_told: set[tuple[int, int, Refusal]] = set()
 
     @property
     def name(self) -> str:
         """As of now: torch tells a group its name when it is made."""
         return self.info.name
 
-    def join(self, ticket: Ticket, info: GroupInfo) -> None:
+    def join(self, ticket: Ticket) -> None:
         self.joining.append(ticket)
-        if not info.has_same_ranks(self.info):
-            self.other = info
-        if self.absent is not None or self.other is not None:
+        if self.absent is not None or self.circle:
             self._end_joining(_FAILED)
             return
         self.owners[ticket.rank] = ticket.owner
@@ -102,6 +110,11 @@ class Meeting:
         if ticket in self.joining:
             self.joining.remove(ticket)
             del self.owners[ticket.rank]
+
+    def disagree(self, circle: Sequence[GroupInfo]) -> None:
+        """Ranks that have come here wait for others that mean different groups, and the other way round."""
+        self.circle = circle
+        self._end_joining(_FAILED)
 
     def miss(self, owner: int, world_size: int, dead: bool, status: int, words: str) -> None:
         """A rank, of all, has ended: if it has not come, and had to, nobody can join."""
@@ -152,7 +165,7 @@ class Meeting:
             self._shapes_noted = True
             one, other = sorted(tickets, key=lambda ticket: ticket.rank)
             sides = [(ticket.rank, ticket.facts[8], ticket.where) for ticket in (one, other)]
-            _logger.warning(describe_shapes(self.info, one.op, one.seq, sides))
+            logger.warning(describe_shapes(self.info, one.op, one.seq, sides))
 
     def report_disagreements(self) -> None:
         """Now, whoever has not come yet."""
@@ -167,7 +180,12 @@ class Meeting:
             first, second = self._disagreeing.pop(seq)
             tickets = self.calls[seq]
             self.testimonies = [
-                (tickets[rank].facts if rank in tickets else None, self._completed[rank]) for rank in range(self.size)
+                (
+                    tickets[rank].facts if rank in tickets else None,
+                    self._completed[rank],
+                    self._refusals.last_of(rank, is_message=False),
+                )
+                for rank in range(self.size)
             ]
             self.fail(_native.FAILURE_MISMATCH, rank=first, peer=second, seq=seq, op=tickets[first].op, misfit=misfit)
 
@@ -236,7 +254,10 @@ class Meeting:
             self.posted.setdefault(received.rank, []).append(received)
             if not sent.ended:
                 self.sent.setdefault((sent.rank, sent.peer), deque()).append(sent)
-            self.testimonies = [(None, completed) for completed in self._completed]
+            self.testimonies = [
+                (None, completed, self._refusals.last_of(rank, is_message=True))
+                for rank, completed in enumerate(self._completed)
+            ]
             self.fail(
                 _native.FAILURE_MESSAGE,
                 rank=received.rank,
@@ -255,6 +276,47 @@ class Meeting:
     def _copy(self, sent: torch.Tensor, received: torch.Tensor) -> None:
         with torch.inference_mode():
             self._deliver(sent, received)
+
+    # Calls that were refused.
+
+    def refuse(self, rank: int, refusal: Refusal) -> None:
+        """The rank's arguments were wrong. Those who wait for the call are told, unless the rank makes it soon."""
+        if self.failure is None and not self._is_gone(rank):
+            self._refusals.add(rank, refusal)
+            for ticket in self._pending():
+                self._watch_refusals(ticket)
+
+    def note_made(self, ticket: Ticket) -> None:
+        """It is about to be handed over."""
+        if self._refusals.is_empty:
+            return
+        if ticket.call is not None:
+            self._refusals.call_made(ticket.rank)
+        else:
+            self._refusals.message_made(ticket.rank, ticket.op, ticket.peer, ticket.tag)
+        if self._refusals.has_open():
+            self._watch_refusals(ticket)
+
+    def refusals(self, rank: int) -> list[str]:
+        return self._refusals.open_of(rank)
+
+    def _awaited_refusals(self, ticket: Ticket) -> dict[int, Refusal]:
+        return awaited_refusals(self, ticket.rank, ticket.op, ticket.seq, ticket.tag, self.waited_for(ticket))
+
+    def describe_refusals(self, ticket: Ticket) -> list[str]:
+        """Lines about calls that the ticket waits for and that were refused."""
+        return describe_refusals(self.info, self._awaited_refusals(ticket))
+
+    def _watch_refusals(self, ticket: Ticket) -> None:
+        self.scheduler.at(_REFUSAL_GRACE, lambda: self._tell_refusals(ticket), lambda: ticket.ended)
+
+    def _tell_refusals(self, ticket: Ticket) -> None:
+        with self.lock:
+            found = self._awaited_refusals(ticket)
+            new = {peer: one for peer, one in found.items() if (ticket.rank, peer, one) not in self._refusals_told}
+            self._refusals_told |= {(ticket.rank, peer, one) for peer, one in new.items()}
+        if new:
+            logger.warning("%s", describe_awaited_refusals(self.info, ticket.rank, ticket.op, ticket.seq, new))
 
     # Failures.
 
@@ -325,6 +387,10 @@ class Meeting:
                 self._remove(ticket)
                 self._end(ticket, _LEFT)
         self.check_gone()
+
+    def pending_of(self, rank: int) -> list[Ticket]:
+        """Calls and messages of the rank that have not ended."""
+        return [ticket for ticket in self._pending() if ticket.rank == rank]
 
     def check_gone(self) -> None:
         """Ends what can't be carried out because a rank is gone, or has been told that the group is broken."""

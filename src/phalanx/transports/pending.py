@@ -15,8 +15,9 @@ from torch.futures import Future
 
 from phalanx import _native
 from phalanx.errors import CallTimeout
-from phalanx.transports import failures, keeper
-from phalanx.transports.spans import Copies, copy_back, extent, meet, same_view
+from phalanx.memory import meet, touches
+from phalanx.transports import failures, keeper, limits
+from phalanx.transports.spans import Copies, copy_back, same_view
 from phalanx.types import GroupInfo
 
 __all__ = ["Copying", "ShmPending"]
@@ -85,10 +86,17 @@ class ShmPending:
         return self._native.notify(token)
 
     def call_when_ended(self, callback: Callable[[], None]) -> None:
-        keeper.keep(self, callback)
+        try:
+            keeper.keep(self, callback)
+        except RuntimeError as error:
+            step = f"the thread that completes the future of {self.op}"
+            raise limits.group_error(self._info, step, error, limits.of_threads()) from None
 
     def drop(self) -> None:
-        keeper.keep(self, self.finish)
+        result = self._native.result
+        # Nothing is left to be done for most calls that have ended, and a forked child has none of the calls.
+        if not (self._settled or result == _native.FORKED or (self._plain and result == _FINISHED)):
+            keeper.keep_dropped(self, self.finish)
 
     def make_future(self, wait: Callable[[], None]) -> Future[Any]:
         return Future()
@@ -115,7 +123,8 @@ class ShmPending:
         return time.monotonic()
 
     def explain_waiting(self, seconds: float) -> CallTimeout:
-        return failures.still_under_way(self._info, self.op, self._native.seq, seconds, self._native.missing())
+        group, missing = self._group, self._native.missing()
+        return failures.still_under_way(group, self._info, self.op, self._native.seq, seconds, missing)
 
     def settle(self) -> None:
         self.finish()
@@ -160,25 +169,33 @@ class ShmPending:
 
 
 class Copying:
-    """The calls of a group that write to copies of tensors, until what they wrote is where it belongs.
+    """What the collectives of a group that are in flight will write, and the copies of messages.
 
-    That happens when somebody looks, at a barrier at the latest, and in the order of the calls. Also knows what the
-    calls write that need no copies.
+    The core carries out the collectives of a group in order, so that all it reads and writes is in order. Two things
+    happen at other times, in Python: a call copies tensors that do not lie in plain memory when it is made, and what it
+    wrote to copies of its outputs comes back when somebody looks, after it has ended. Hence the invariant: as long as a
+    collective is in flight, all memory that the core writes for it is in `writing`, copies included, and all tensors
+    that its copies come back to are in `calls`. Whoever is about to read memory here (`catch_up`), or to hand memory to
+    the core (`make_way`), waits for the calls that have yet to write it. What calls read needs no record: nobody writes
+    it before they have ended but the core, in order, and copies, which come back in the order of the calls.
+
+    Messages and other groups are in no order with these calls: a program waits before it uses their tensors elsewhere.
     """
 
     __slots__ = ("calls", "writing")
 
     def __init__(self) -> None:
+        # Calls and messages with copies, until what they wrote is where it belongs.
         self.calls: list[ShmPending] = []
-        # Calls, and the memory that they write without a copy, as addresses from and to. Not kept by this.
+        # Collectives, and the memory that the core writes for them, as addresses from and to. Not kept by this.
         self.writing: deque[tuple[weakref.ref[ShmPending], Sequence[tuple[int, int]]]] = deque()
 
     def add(self, call: ShmPending) -> None:
-        """A call or a message with copies, which is under way."""
+        """A call or a message with copies, which is in flight."""
         self.calls.append(call)
 
     def add_writing(self, call: ShmPending, written: Sequence[tuple[int, int]]) -> None:
-        """A call without copies, which is under way."""
+        """A collective that is in flight."""
         writing = self.writing
         while writing and _is_over(writing[0][0]):
             writing.popleft()
@@ -200,31 +217,40 @@ class Copying:
     def make_way(self, tensors: Iterable[torch.Tensor]) -> Copies:
         """Before a call with these tensors: what they hold, or will hold when the calls before have ended.
 
-        Calls of a group are carried out in order, so that one that takes the very same tensor can use the copy. One
-        that takes another view of the same memory has to wait until the copy is back in it.
+        A call that takes the very same tensor as one before can use the copy, which the core reads and writes in order.
+        One that takes another view of the same memory waits until the copy is back in it.
         """
-        stand_ins: Copies = []
+        tensors = list(tensors)
         self.settle(messages=False)
-        for tensor in tensors:
-            for call in self.calls.copy():
-                for written, copy in [] if call.is_message else call.copies:
-                    if same_view(tensor, written):
-                        stand_ins.append((tensor, copy))
-                    elif meet(tensor, written):
-                        call.wait_and_finish()
-                        return self.make_way(tensors)
-        return stand_ins
+        while (call := self._last_in_the_way(tensors)) is not None:
+            # Collectives end in order: those before it have ended, too.
+            call.wait_and_finish()
+            self.settle(messages=False)
+        return [
+            (tensor, copy)
+            for tensor in tensors
+            for call in self.calls.copy()
+            for written, copy in ([] if call.is_message else call.copies)
+            if same_view(tensor, written)
+        ]
 
-    def wait_for_writers(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Before tensors are copied: waits for the calls under way that write to them."""
+    def _last_in_the_way(self, tensors: list[torch.Tensor]) -> ShmPending | None:
+        """The last collective in flight that has a copy of the memory of these tensors under another view."""
+        for call in reversed(self.calls.copy()):
+            for written, _ in [] if call.is_message else call.copies:
+                if any(not same_view(tensor, written) and meet(tensor, written) for tensor in tensors):
+                    return call
+        return None
+
+    def catch_up(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Before these tensors are read here: waits for the collectives in flight that write to them."""
         for tensor in tensors:
-            first, last = extent(tensor)
             for reference, written in self.writing.copy():
                 call = reference()
-                if call is not None and any(start < last and first < end for start, end in written):
+                if call is not None and any(touches(tensor, start, end) for start, end in written):
                     call.wait_and_finish()
             for call in self.calls.copy():
-                if any(copy is tensor for _, copy in call.copies):
+                if not call.is_message and any(meet(tensor, written) for written, _ in call.copies):
                     call.wait_and_finish()
 
 

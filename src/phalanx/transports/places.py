@@ -8,6 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import torch
+import typing_extensions
 
 from phalanx import _native
 
@@ -21,9 +22,8 @@ def _folder_of(module_file: str | None) -> str:
 _OURS = str(Path(__file__).parent.parent) + os.sep
 _TORCH = _folder_of(torch.__file__)
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
-# Some of torch's functions are wrapped by it.
-_TYPING_EXTENSIONS = _folder_of(torch.__file__).removesuffix(f"torch{os.sep}") + "typing_extensions.py"
-_OTHERS = (_TORCH, _folder_of(multiprocessing.__file__), _STANDARD_LIBRARY, _TYPING_EXTENSIONS)
+# typing_extensions wraps some of torch's functions, wherever it is installed.
+_OTHERS = (_TORCH, _folder_of(multiprocessing.__file__), _STANDARD_LIBRARY, typing_extensions.__file__)
 # Packages may be installed inside of the standard library's folder.
 _INSTALLED = "site-packages" + os.sep
 

@@ -15,10 +15,10 @@ __all__ = ["Recorder", "group_text"]
 _DIVIDER = "\x1f"
 
 
-def group_text(info: GroupInfo) -> str:
-    """A group as a black box knows it (_core/black_box.hpp)."""
+def group_text(info: GroupInfo, identity: str) -> str:
+    """A group as a black box knows it (_core/black_box.hpp). No other group of the job has this identity."""
     ranks = info.global_ranks or range(info.size)
-    return _DIVIDER.join([info.name, "", str(info.rank), _runs_of(ranks)])
+    return _DIVIDER.join([info.name, "", str(info.rank), _runs_of(ranks), identity])
 
 
 def _runs_of(ranks: Iterable[int]) -> str:
@@ -35,9 +35,10 @@ def _runs_of(ranks: Iterable[int]) -> str:
 class Recorder:
     """Writes the calls of one rank in one group."""
 
-    def __init__(self, box: _native.BlackBox, info: GroupInfo) -> None:
+    def __init__(self, box: _native.BlackBox, info: GroupInfo, identity: str) -> None:
         self._box = box
         self._info = info
+        self._identity = identity
         self._name = ""
         self._group = 0
 
@@ -46,7 +47,7 @@ class Recorder:
         # torch tells a group its name after it was made.
         if self._name != self._info.name:
             self._name = self._info.name
-            self._group = self._box.remember(group_text(self._info))
+            self._group = self._box.remember(group_text(self._info, self._identity))
         call, sizes = ticket.call, _sizes(ticket)
         dtype = ticket.dtype if call is None else call.dtype
         sent, received = (_bytes_of(call.inputs), _bytes_of(call.outputs)) if call is not None else _moved(ticket)

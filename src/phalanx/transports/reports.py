@@ -6,20 +6,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from phalanx.printable import printable
+from phalanx.transports.refusals import Refusal
 from phalanx.transports.signatures import FIELDS, Facts, Signature, Sizes, dtype_name, dtype_width, elements
 from phalanx.types import REDUCE_OP_NAMES, GroupInfo
 
-__all__ = ["Report", "describe_misfit", "describe_mismatch", "describe_shapes"]
+__all__ = [
+    "Report",
+    "Testimony",
+    "describe_awaited_refusals",
+    "describe_misfit",
+    "describe_mismatch",
+    "describe_refusals",
+    "describe_shapes",
+    "fix_refused",
+]
 
 _INDENT = "  "
 
+# What the finder of a mismatch saw of a rank: its call, if it had come, the last call that it completed, and the last
+# one that it had refused.
+Testimony = tuple[Facts | None, Facts | None, str]
+
 
 class Report(NamedTuple):
-    """The field of the error's code, what it is about in one line, and the lines below."""
+    """The field of the error's code, what it is about in one line, the lines below, and what ranks had refused."""
 
     field: str
     about: str
     lines: list[str]
+    refusals: Mapping[int, Refusal]
 
 
 class _Side(NamedTuple):
@@ -29,16 +45,15 @@ class _Side(NamedTuple):
     calls: list[Signature]
 
 
-def describe_mismatch(
-    info: GroupInfo, failure: dict[str, Any], testimonies: Sequence[tuple[Facts | None, Facts | None]], full: bool
-) -> Report:
-    """`testimonies` has what each rank called, if it had, and the last call that it completed."""
-    calls = {rank: Signature.from_native(call) for rank, (call, _) in enumerate(testimonies) if call is not None}
+def describe_mismatch(info: GroupInfo, failure: dict[str, Any], testimonies: Sequence[Testimony], full: bool) -> Report:
+    calls = {rank: Signature.from_native(call) for rank, (call, _, _) in enumerate(testimonies) if call is not None}
+    refusals = {rank: refusal for rank, refusal in _refused(testimonies).items() if refusal.seq == failure["seq"]}
     completed = {rank: _last(testimonies, rank) for rank in range(info.size)}
     _, sent, _, expected, _ = failure["misfit"]
     if sent != expected:
         lines = _splits(info, failure, calls)
-        return Report("SPLITS", "about the sizes they exchange", lines + _last_completed(info, completed))
+        lines += describe_refusals(info, refusals)
+        return Report("SPLITS", "about the sizes they exchange", lines + _last_completed(info, completed), refusals)
     sides = _sides(calls, full)
     code, field, about = _first_difference([side.calls[0] for side in sides], full)
     most = sides[0].ranks
@@ -47,19 +62,56 @@ def describe_mismatch(
     for side in sides:
         is_odd = not has_majority or side.ranks is not most
         mark = f"  <-- {_value(side.calls[0], field)}" if is_odd else ""
-        lines += _side(info, side, mark, shape=field == "sizes")
+        lines += _side(info, side, mark, shape=field == "sizes" or (full and field in ("op", "count")))
     absent = [rank for rank in range(info.size) if rank not in calls]
     if absent:
         lines.append(f"{_INDENT}{info.describe(*absent)}: had not made this call")
+    lines += describe_refusals(info, refusals)
     if not has_majority:
         lines.append(f"{_INDENT}no majority: any of these may be the one to mend")
-    return Report(code, f"about {about}", lines + _last_completed(info, completed))
+    return Report(code, f"about {about}", lines + _last_completed(info, completed), refusals)
+
+
+def describe_refusals(info: GroupInfo, refusals: Mapping[int, Refusal]) -> list[str]:
+    """Lines about calls that ranks did not make because their own arguments were wrong."""
+    return [
+        f"{_INDENT}{info.describe(rank)} refused {_refused_call(info, refusal)}, at "
+        f"{refusal.where or 'an unknown source line'}: {refusal.error}"
+        for rank, refusal in refusals.items()
+    ]
+
+
+def _refused_call(info: GroupInfo, refusal: Refusal) -> str:
+    if not refusal.is_message:
+        return f"{refusal.op}, seq {refusal.seq}"
+    peer = info.describe(refusal.peer) if refusal.peer >= 0 else "any rank" if refusal.op == "recv" else "a rank"
+    tag = f", tag {refusal.tag}" if refusal.tag >= 0 else ""
+    return f"{refusal.op} {'to' if refusal.op == 'send' else 'from'} {peer}{tag}"
+
+
+def fix_refused(info: GroupInfo, refusals: Mapping[int, Refusal]) -> str:
+    """The next step."""
+    hints = {refusal.hint for refusal in refusals.values()} - {""}
+    return f"fix the arguments on {info.describe(*refusals)}" + (f": {hints.pop()}" if len(hints) == 1 else "")
+
+
+def describe_awaited_refusals(info: GroupInfo, rank: int, op: str, seq: int, refusals: Mapping[int, Refusal]) -> str:
+    """A warning: `rank` waits in a call that others have refused, and may still make."""
+    return "\n".join(
+        [
+            f"{op}, seq {seq}, group {info.name!r}, rank {rank}: {info.describe(*refusals)} refused the call that this "
+            "rank waits for",
+            *describe_refusals(info, refusals),
+            f"{_INDENT}Next: {fix_refused(info, refusals)}. The call completes if it is repeated there with valid "
+            "arguments before the timeout.",
+        ]
+    )
 
 
 def describe_shapes(info: GroupInfo, op: str, seq: int, sides: Sequence[tuple[int, Any, str]]) -> str:
     """A warning: calls that agree but for the shape of a tensor. Of each side the rank, the sizes and the place."""
     said = "; ".join(
-        f"{info.describe(rank)} has {Sizes(*sizes).describe()}, at {where or 'a line that is not known'}"
+        f"{info.describe(rank)} has {Sizes(*sizes).describe()}, at {printable(where) or 'an unknown source line'}"
         for rank, sizes, where in sides
     )
     return (
@@ -69,9 +121,7 @@ def describe_shapes(info: GroupInfo, op: str, seq: int, sides: Sequence[tuple[in
     )
 
 
-def describe_misfit(
-    info: GroupInfo, failure: dict[str, Any], testimonies: Sequence[tuple[Facts | None, Facts | None]]
-) -> Report:
+def describe_misfit(info: GroupInfo, failure: dict[str, Any], testimonies: Sequence[Testimony]) -> Report:
     """Of a message that does not fit its receive."""
     sent_dtype, sent, expected_dtype, expected, tag = failure["misfit"]
     receiver, sender = info.describe(failure["rank"]), info.describe(failure["peer"])
@@ -82,6 +132,12 @@ def describe_misfit(
         for dtype, count in ((sent_dtype, sent), (expected_dtype, expected))
     ]
     sent_where, received_where = failure["where"]
+    sides = {(failure["peer"], "send", failure["rank"]), (failure["rank"], "recv", failure["peer"])}
+    refusals = {
+        rank: refusal
+        for rank, refusal in _refused(testimonies).items()
+        if any(rank == side and refusal.is_made_by(op, other, tag) for side, op, other in sides)
+    }
     lines = [
         f"{_INDENT}{sender}: send({elements(sent)} of {dtype_name(sent_dtype)}, to {receiver}, tag {tag})"
         f"  <-- {marks[0]}",
@@ -89,11 +145,11 @@ def describe_misfit(
         f"{_INDENT}{receiver}: recv({elements(expected)} of {dtype_name(expected_dtype)}, from {sender}, tag {tag})"
         f"  <-- {marks[1]}",
         f"{_INDENT}  at {received_where or 'a line that is not known'}",
+        *describe_refusals(info, refusals),
         *_last_completed(info, {rank: _last(testimonies, rank) for rank in (failure["peer"], failure["rank"])}),
     ]
-    return Report(
-        "COUNT" if is_count else "DTYPE", f"{sender} and {receiver} disagree about {about} of a message", lines
-    )
+    told = f"{sender} and {receiver} disagree about {about} of a message"
+    return Report("COUNT" if is_count else "DTYPE", told, lines, refusals)
 
 
 def _splits(info: GroupInfo, failure: dict[str, Any], calls: dict[int, Signature]) -> list[str]:
@@ -162,7 +218,12 @@ def _side(info: GroupInfo, side: _Side, mark: str, *, shape: bool) -> list[str]:
     return lines
 
 
-def _last(testimonies: Sequence[tuple[Facts | None, Facts | None]], rank: int) -> Signature | None:
+def _refused(testimonies: Sequence[Testimony]) -> dict[int, Refusal]:
+    found = {rank: Refusal.unpack(text) for rank, (_, _, text) in enumerate(testimonies)}
+    return {rank: refusal for rank, refusal in found.items() if refusal is not None}
+
+
+def _last(testimonies: Sequence[Testimony], rank: int) -> Signature | None:
     last = testimonies[rank][1]
     return None if last is None else Signature.from_native(last)
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,21 +15,25 @@ import torch
 
 from phalanx import _native
 from phalanx.errors import PhalanxError
-from phalanx.transports import failures
+from phalanx.transports import failures, identities, limits
+from phalanx.transports.leaving import leaving
 from phalanx.transports.pending import Copying, ShmPending
+from phalanx.transports.refusals import Refusal
 from phalanx.transports.signatures import layout_of, sizes_of
 from phalanx.transports.spans import (
     IN_PLACE_OPS,
     Copies,
+    Spans,
     clone,
     copy_back,
-    extent,
+    hold,
     is_plain,
     like,
     overlap,
     plain,
     plain_tensor,
     spans_of,
+    stand_in,
 )
 from phalanx.types import DTYPE_CODES, NO_ROOT, Call, GroupInfo
 
@@ -35,6 +41,7 @@ _ALL_REDUCE = _native.OP_NUMBERS["all_reduce"]
 _SINGLE_OPS = frozenset({"all_reduce", "broadcast", "reduce"})
 # 0 for the dtypes that only move, and for calls without tensors.
 _dtype_code: Callable[[torch.dtype | None, int], int] = DTYPE_CODES.get  # type: ignore[assignment]
+_WIDTHS = {code: dtype.itemsize for dtype, code in DTYPE_CODES.items()}
 _COMPLEX = frozenset(code for dtype, code in DTYPE_CODES.items() if dtype.is_complex)
 _FINISHED = _native.FINISHED
 
@@ -48,7 +55,7 @@ class ShmTransport:
         self,
         group: _native.Group,
         info: GroupInfo,
-        identities: Sequence[tuple[int, int]] = (),
+        identities: Sequence[tuple[int, int, int]] = (),
         folder: str = "",
         began_ns: int = 0,
     ) -> None:
@@ -83,13 +90,52 @@ class ShmTransport:
         if group is not None and not group.forked:
             group.say_last_words(text)
 
+    def refuse(self, refusal: Refusal) -> None:
+        group = self._group
+        if group is None or group.forked or group.broken:
+            return
+        if refusal.is_message:
+            group.refuse_message(refusal.op == "send", refusal.peer, refusal.tag, refusal.pack())
+        else:
+            group.refuse_call(refusal.pack())
+
+    def complete(self, patience: float) -> None:
+        group = self._group
+        if group is None:
+            return
+        until = leaving.begin(patience)
+        while (rest := group.drain()) != _native.REST_NOTHING:
+            now = time.monotonic()
+            if rest == _native.REST_MOVING:
+                until = now + patience
+            elif now >= until:
+                break
+        leaving.end()
+        if not group.forked:
+            self._copying.settle()
+
+    def _forget_lost(self, group: _native.Group) -> None:
+        """The death that broke the group has been told: whoever makes a new one waits for another process."""
+        failure: dict[str, Any] = group.failure()
+        if failure["kind"] == _native.FAILURE_LOST and self.identities:
+            identities.forget(self.identities[int(failure["peer"])])
+
+    def words_of_left(self, rank: int) -> str | None:
+        """The last words of a rank that has left the group; None: it has not left."""
+        group = self._group
+        if group is None or group.forked or not group.has_left(rank):
+            return None
+        return group.last_words(rank)
+
     def close(self, exiting: bool = False) -> None:
         group, self._group = self._group, None
         if group is not None:
             self._left_at = group.seq
             try:
-                if not group.forked and group.broken and not group.was_told:
-                    failures.tell_at_last(group, self._info)
+                if not group.forked and group.broken:
+                    self._forget_lost(group)
+                    if not group.was_told:
+                        failures.tell_at_last(group, self._info)
             finally:
                 group.leave(exiting)
 
@@ -100,18 +146,22 @@ class ShmTransport:
             raise self._left("all_reduce")
         if self._copying.calls:
             self._copying.make_way([tensor])
-        address, size = tensor.data_ptr(), tensor.nbytes
+        # Held while the GIL is not: another thread may give the tensor object other memory.
+        storage = tensor.untyped_storage()
+        if not storage.resizable():
+            failures.check_writable(self._info, "all_reduce", tensor)
+        numel = tensor.numel()
         failed = group.run_single(
             _ALL_REDUCE,
             reduce_op,
             NO_ROOT,
             dtype_code,
-            tensor.numel(),
+            numel,
             0,
             1.0,
             timeout,
-            address,
-            size,
+            tensor.data_ptr(),
+            numel * _WIDTHS[dtype_code],
             True,
             True,
             tensor.shape,
@@ -128,14 +178,18 @@ class ShmTransport:
             raise self._left("all_reduce")
         if self._copying.calls:
             self._copying.make_way([tensor])
-        address, size = tensor.data_ptr(), tensor.nbytes
+        storage = tensor.untyped_storage()
+        if not storage.resizable():
+            failures.check_writable(self._info, "all_reduce", tensor)
+        address, numel = tensor.data_ptr(), tensor.numel()
+        size = numel * _WIDTHS[dtype_code]
         started = group.start_single(
-            tensor,
+            storage,
             _ALL_REDUCE,
             reduce_op,
             NO_ROOT,
             dtype_code,
-            tensor.numel(),
+            numel,
             0,
             1.0,
             timeout,
@@ -158,12 +212,15 @@ class ShmTransport:
         stand_ins = self._copying.make_way(call.tensors()) if self._copying.calls else []
         single = _single(call, timeout)
         copies: Copies = []
+        self._check_writable(call)
         if single is not None:
+            # Held while the GIL is not: another thread may give the tensor object other memory.
+            kept = hold(call.tensors())
             failed = group.run_single(*single)
         else:
-            arguments, kept, copies = self._prepare(call, timeout, stand_ins)
+            arguments, kept, copies, _ = self._prepare(call, timeout, stand_ins)
             failed = group.run(*arguments)
-            del kept
+        del kept
         if failed:
             raise failures.explain(group, self._info, call.op, failed[0], timeout, failed[1])
         self._copy_back(copies)
@@ -175,18 +232,32 @@ class ShmTransport:
         stand_ins = self._copying.make_way(call.tensors()) if self._copying.calls else []
         single = _single(call, timeout)
         copies: Copies = []
+        self._check_writable(call)
         if single is not None:
-            started = group.start_single(call, *single)
+            started = group.start_single(hold(call.tensors()), *single)
+            address, size, _, writes = single[-5:-1]
+            written = [(address, address + size)] if writes else []
         else:
-            arguments, kept, copies = self._prepare(call, timeout, stand_ins)
+            arguments, kept, copies, (addresses, sizes, *_) = self._prepare(call, timeout, stand_ins)
             started = group.start(kept, *arguments)
+            written = [(address, address + size) for address, size in zip(addresses, sizes, strict=True)]
         if started == _FINISHED:
             self._copy_back(copies)
             return None
         pending = self._pending(group, started, call.op, timeout, copies)
-        if not copies and call.outputs is not None:
-            self._copying.add_writing(pending, [extent(tensor) for tensor in call.outputs.tensors])
+        if written:
+            self._copying.add_writing(pending, written)
         return pending
+
+    def catch_up(self, tensors: Sequence[torch.Tensor]) -> None:
+        if self._copying.calls or self._copying.writing:
+            self._copying.catch_up(tensors)
+
+    def _check_writable(self, call: Call) -> None:
+        """Memory that is not torch's own may be mapped read-only, and the core would crash."""
+        for tensor in () if call.outputs is None else call.outputs.tensors:
+            if not tensor.untyped_storage().resizable():
+                failures.check_writable(self._info, call.op, tensor)
 
     def _copy_back(self, copies: Copies) -> None:
         """Of a call that has finished, and those before it."""
@@ -205,11 +276,11 @@ class ShmTransport:
         if not dtype_code:
             memory = plain_tensor(tensor)
             if not sends and memory is not tensor:
-                failures.check_writable(self._info, tensor)
+                failures.check_writable(self._info, "recv", tensor)
             dtype_code = _dtype_code(tensor.dtype, 0)
             layout = 0 if dtype_code else zlib.crc32(str(tensor.dtype).encode())
         started = group.message(
-            memory,
+            memory.untyped_storage(),
             sends,
             peer,
             tag,
@@ -221,29 +292,30 @@ class ShmTransport:
             memory.nbytes,
             tensor.shape,
         )
-        copies = [] if sends or memory is tensor else [(tensor, memory)]
+        copies = [] if sends or memory is tensor else [(tensor.detach(), memory)]
         if started == _FINISHED:
             if copies:
                 copy_back(copies)
             return None
         return self._pending(group, started, "send" if sends else "recv", timeout, copies)
 
-    def _prepare(self, call: Call, timeout: float, stand_ins: Copies) -> tuple[tuple[Any, ...], Any, Copies]:
-        """The arguments for the native core, what must be kept until it is done, and what to copy back then."""
-        busy = self._copying.writing or self._copying.calls
-        if busy and call.inputs is not None:
-            self._copying.wait_for_writers(tensor for tensor in call.inputs.tensors if not is_plain(tensor))
-        inputs, input_copies = plain(call.inputs, stand_ins)
-        outputs, output_copies = plain(call.outputs, stand_ins)
-        if input_copies and call.op in IN_PLACE_OPS and outputs is not None:
-            outputs, output_copies = inputs, input_copies
+    def _prepare(
+        self, call: Call, timeout: float, stand_ins: Copies
+    ) -> tuple[tuple[Any, ...], list[torch.UntypedStorage], Copies, Spans]:
+        """The arguments for the native core, what must be kept until it is done, what to copy back then, and what the
+        core writes."""
+        in_place = call.op in IN_PLACE_OPS and call.outputs is not None
+        if call.inputs is not None:
+            self.catch_up([t for t in call.inputs.tensors if not is_plain(t) and stand_in(t, stand_ins) is None])
+        inputs, copies = plain(call.inputs, stand_ins)
+        outputs, copies = (inputs, copies) if in_place else plain(call.outputs, stand_ins)
         spans_in, spans_out = spans_of(inputs), spans_of(outputs)
         if overlap(call, spans_in, spans_out, self._info.rank):
             assert inputs is not None
-            if busy:
-                self._copying.wait_for_writers(inputs.tensors)
+            self.catch_up(inputs.tensors)
             inputs = like(inputs, [clone(tensor) for tensor in inputs.tensors])
             spans_in = spans_of(inputs)
+        kept = [storage for blocks in (inputs, outputs) if blocks is not None for storage in hold(blocks.tensors)]
         arguments = (
             _native.OP_NUMBERS[call.op],
             call.reduce_op,
@@ -257,7 +329,7 @@ class ShmTransport:
             *spans_out,
             sizes_of(call),
         )
-        return arguments, (inputs, outputs), output_copies
+        return arguments, kept, copies, spans_out
 
     def _pending(
         self, group: _native.Group, started: int | _native.Pending, op: str, timeout: float, copies: Copies
@@ -267,6 +339,12 @@ class ShmTransport:
         pending = ShmPending(self._copying, group, self._info, started, op, timeout, copies)
         if copies:
             self._copying.add(pending)
+        if number := _native.progress_error():
+            limits.warn(
+                "starting the progress thread",
+                RuntimeError(os.strerror(number)),
+                "calls in flight make progress only while this process waits for one of them",
+            )
         return pending
 
     def _left(self, op: str) -> PhalanxError:

@@ -3,7 +3,7 @@ whether what a call writes lies where it still has to read."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from itertools import pairwise
 
 import torch
@@ -16,15 +16,15 @@ __all__ = [
     "Spans",
     "clone",
     "copy_back",
-    "extent",
+    "hold",
     "is_plain",
     "like",
-    "meet",
     "overlap",
     "plain",
     "plain_tensor",
     "same_view",
     "spans_of",
+    "stand_in",
 ]
 
 IN_PLACE_OPS = frozenset({"all_reduce", "reduce"})
@@ -33,6 +33,11 @@ IN_PLACE_OPS = frozenset({"all_reduce", "reduce"})
 Spans = tuple[list[int], list[int], int, bool]
 NO_SPANS: Spans = ([], [], 0, False)
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def hold(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """What keeps the memory of tensors, even where `set_` or `.data = ...` gives a tensor object other memory."""
+    return [tensor.untyped_storage() for tensor in tensors]
 
 
 def like(blocks: Blocks, tensors: list[torch.Tensor]) -> Blocks:
@@ -54,29 +59,24 @@ def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def plain(blocks: Blocks | None, stand_ins: Copies) -> tuple[Blocks | None, Copies]:
     """The blocks with every tensor in plain row-major memory, and the pairs (tensor, its copy) that this took.
 
-    `stand_ins` are copies that are there already.
+    `stand_ins` are copies that exist already. The tensors of the pairs are aliases, which keep their memory.
     """
     if blocks is None:
         return None, []
     copies = []
     tensors = []
     for tensor in blocks.tensors:
-        copy = next((copy for known, copy in stand_ins if known is tensor), None)
+        copy = stand_in(tensor, stand_ins)
         if copy is None:
             copy = plain_tensor(tensor)
         if copy is not tensor:
-            copies.append((tensor, copy))
+            copies.append((tensor.detach(), copy))
         tensors.append(copy)
     return (like(blocks, tensors), copies) if copies else (blocks, copies)
 
 
-def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses from the first byte to behind the last one."""
-    start = tensor.data_ptr()
-    if tensor.numel() == 0:
-        return start, start
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (reach + 1) * tensor.element_size()
+def stand_in(tensor: torch.Tensor, stand_ins: Copies) -> torch.Tensor | None:
+    return next((copy for known, copy in stand_ins if known is tensor), None)
 
 
 def same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -89,30 +89,6 @@ def same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
         and one.is_neg() == other.is_neg()
         and one.is_conj() == other.is_conj()
     )
-
-
-def meet(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors may share a byte. No: they lie apart, or between each other, as columns of a matrix do."""
-    (start, end), (other_start, other_end) = extent(one), extent(other)
-    if start >= other_end or other_start >= end:
-        return False
-    (run, steps), (other_run, other_steps) = _runs(one), _runs(other)
-    period = math.gcd(*steps, *other_steps)
-    # Both repeat with this period, each within a part of it.
-    distance = (other_start - start) % period if period else 0
-    return not (period and run <= distance <= period - other_run)
-
-
-def _runs(tensor: torch.Tensor) -> tuple[int, list[int]]:
-    """The bytes that lie side by side, and the distances in bytes between such runs."""
-    width = run = tensor.element_size()
-    steps: list[int] = []
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and not steps and stride * width == run:
-            run *= size
-        elif size > 1:
-            steps.append(stride * width)
-    return run, steps
 
 
 def copy_back(copies: Copies) -> None:

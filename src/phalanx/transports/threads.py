@@ -8,6 +8,7 @@ is the scheduler's business (base.py). Failures are told in the words of the oth
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -17,17 +18,23 @@ import torch
 from torch.futures import Future
 
 from phalanx import _native
-from phalanx.errors import CallTimeout, PhalanxError
+from phalanx.errors import CallTimeout, GroupError, PhalanxError
+from phalanx.memory import meet
 from phalanx.transports import failures
 from phalanx.transports.base import Pending
+from phalanx.transports.circles import different_groups
 from phalanx.transports.futures import SharedTurnFuture
 from phalanx.transports.meeting import CLOSED, EXITING, NOT_LEFT, Meeting
 from phalanx.transports.recording import Recorder
-from phalanx.transports.signatures import Facts
+from phalanx.transports.refusals import Refusal
+from phalanx.transports.reports import Testimony
 from phalanx.transports.tickets import Ticket
 from phalanx.types import Call, GroupInfo, Store
 
-__all__ = ["ThreadsTransport", "place"]
+__all__ = ["WAIT_FOR_THREADS", "Origin", "ThreadsTransport", "place"]
+
+# What to do about a call that comes after the end of its rank's function.
+WAIT_FOR_THREADS = "let the rank wait for the threads that it has started, for example with join()"
 
 _FINISHED, _PENDING = _native.FINISHED, _native.PENDING
 # Whose whereabouts an error tells.
@@ -43,8 +50,8 @@ class _Place(threading.local):
 class World(Protocol):
     """The ranks that are threads of this process, as a group sees it."""
 
-    def join(self, store: Store, info: GroupInfo, timeout: float) -> ThreadsTransport:
-        """Meets the other ranks of a group."""
+    def join(self, store: Store, info: GroupInfo, timeout: float, scope: str) -> ThreadsTransport:
+        """Meets the other ranks of a group. Groups of one scope meet by their members, others by their name as well."""
 
     def whereabouts(self, rank: int) -> tuple[str, list[str]]:
         """What a rank, of all, does now, and its stack, innermost last."""
@@ -59,22 +66,60 @@ class World(Protocol):
 place = _Place()
 
 
+class _Forks:
+    """How many forks lie between this process and the first one. A forked child has none of its parent's ranks."""
+
+    num = 0
+
+
+def _count_fork() -> None:
+    _Forks.num += 1
+    # The thread that called fork() is no rank here: groups that it makes are of processes.
+    place.world = None
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class Origin:
+    """The process in which it was made."""
+
+    def __init__(self) -> None:
+        self._num_forks = _Forks.num
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child of that process."""
+        return self._num_forks != _Forks.num
+
+
 class ThreadsTransport:
     """One rank's place in a meeting."""
 
     def __init__(self, meeting: Meeting, info: GroupInfo, world_rank: int, box: _native.BlackBox | None = None) -> None:
         self.meeting = meeting
-        self._recorder = None if box is None else Recorder(box, info)
+        self._recorder = None if box is None else Recorder(box, info, meeting.identity)
         self.scheduler = meeting.scheduler
         self._info = info
         self._world_rank = world_rank
         self._closed = False
+        # By the end of the rank's function, not by the program.
+        self._has_returned = False
+        self._origin = Origin()
         self._seq = 0
         self._num_messages: dict[tuple[bool, int], int] = {}
 
     @property
     def seq(self) -> int:
         return self._seq
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child of the process whose threads the ranks are: it has none of them."""
+        return self._origin.is_forked
+
+    def forked(self, op: str) -> PhalanxError:
+        return failures.explain(None, self._info, op, _native.FORKED)
 
     # What `failures` asks of a group.
 
@@ -86,8 +131,11 @@ class ThreadsTransport:
     def check(self) -> int:
         return self.meeting.check
 
-    def testimonies(self) -> list[tuple[Facts | None, Facts | None]]:
+    def testimonies(self) -> list[Testimony]:
         return self.meeting.testimonies
+
+    def refusals(self, rank: int) -> list[str]:
+        return self.meeting.refusals(rank)
 
     def last_words(self, rank: int) -> str:
         return self.meeting.words[rank]
@@ -124,7 +172,7 @@ class ThreadsTransport:
         meeting = self.meeting
         ticket = Ticket(meeting, self._world_rank, self._info.rank, "new_group")
         with meeting.lock:
-            meeting.join(ticket, self._info)
+            meeting.join(ticket)
         try:
             if not ticket.ended:
                 self.scheduler.wait(ticket, timeout)
@@ -146,8 +194,8 @@ class ThreadsTransport:
 
     def _not_made(self) -> PhalanxError:
         """Why the group can't be made."""
-        if self.meeting.other is not None:
-            return failures.another_group(self._info, self.meeting.info, self.meeting.other)
+        if self.meeting.circle:
+            return different_groups(self._info, self.meeting.circle)
         assert self.meeting.absent is not None
         rank, dead, status, words = self.meeting.absent
         return failures.lost_while_joining(self._info, rank, status, dead=dead, words=words)
@@ -161,37 +209,54 @@ class ThreadsTransport:
         if ticket.result != _FINISHED:
             raise self.explain(ticket, timeout)
 
-    def _check_memory(self, op: str, tensors: Iterable[torch.Tensor]) -> None:
+    def _check_memory(self, op: str, tensors: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             if tensor.data_ptr() == 0 and tensor.nbytes > 0:
                 raise failures.explain(None, self._info, op, _native.NO_MEMORY)
+        for tensor in written:
+            failures.check_writable(self._info, op, tensor)
 
     def start(self, call: Call, timeout: float) -> Pending | None:
         ticket = self._come(call, timeout)
         return None if ticket.result == _FINISHED else ThreadsPending(self, ticket, timeout)
 
     def _come(self, call: Call, timeout: float) -> Ticket:
-        self._check_memory(call.op, call.tensors())
+        self._check_memory(call.op, call.tensors(), () if call.outputs is None else call.outputs.tensors)
         ticket = Ticket(self.meeting, self._world_rank, self._info.rank, call.op)
-        ticket.call = call
+        ticket.call = call.with_aliases()
         self._hand_over(ticket, timeout, self.meeting.come)
         return ticket
 
     def start_message(
         self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, dtype_code: int
     ) -> Pending | None:
-        self._check_memory("send" if sends else "recv", [tensor])
-        if not sends:
-            failures.check_writable(self._info, tensor)
+        self._check_memory("send" if sends else "recv", [tensor], [] if sends else [tensor])
         ticket = Ticket(self.meeting, self._world_rank, self._info.rank, "send" if sends else "recv")
-        ticket.peer, ticket.tag, ticket.tensor = peer, tag, tensor
+        ticket.peer, ticket.tag, ticket.tensor = peer, tag, tensor.detach()
         ticket.dtype, ticket.count = tensor.dtype, tensor.numel()
         self._hand_over(ticket, timeout, self.meeting.send if sends else self.meeting.receive)
         if ticket.result == _FINISHED and peer != _native.ANY_SOURCE:
             return None
         return ThreadsPending(self, ticket, timeout)
 
+    def refuse(self, refusal: Refusal) -> None:
+        if not self._closed and not self.is_forked:
+            with self.meeting.lock:
+                self.meeting.refuse(self._info.rank, refusal)
+
+    def catch_up(self, tensors: Sequence[torch.Tensor]) -> None:
+        rank = self._info.rank
+        with self.meeting.lock:
+            mine = [tickets[rank] for tickets in self.meeting.calls.values() if rank in tickets]
+        for ticket in mine:
+            # None once it has ended.
+            outputs = None if ticket.call is None else ticket.call.outputs
+            if outputs is not None and any(meet(one, other) for one in tensors for other in outputs.tensors):
+                self.scheduler.wait(ticket, None)
+
     def _hand_over(self, ticket: Ticket, timeout: float, hand_over: Callable[[Ticket], None]) -> None:
+        if self.is_forked:
+            raise self.forked(ticket.op)
         meeting, call = self.meeting, ticket.call
         if call is None:
             what = (ticket.peer, ticket.tag, ticket.dtype, ticket.count)
@@ -203,7 +268,7 @@ class ThreadsTransport:
             refused = _native.LEFT if self._closed else _native.WAS_BROKEN if meeting.failure is not None else _FINISHED
             if refused != _FINISHED:
                 meeting.give_up(self._info.rank)
-                raise failures.explain(self, self._info, ticket.op, refused, timeout)
+                raise self._explain(ticket, refused, timeout)
             if ticket.call is not None:
                 self._seq += 1
                 ticket.seq = self._seq
@@ -212,6 +277,7 @@ class ThreadsTransport:
                 ticket.seq = self._num_messages[key] = self._num_messages.get(key, 0) + 1
             if self._recorder is not None:
                 self._recorder.record(ticket, timeout)
+            meeting.note_made(ticket)
             hand_over(ticket)
             if timeout != math.inf and not ticket.ended:
                 self.scheduler.at(timeout, lambda: self._expire(ticket), lambda: ticket.ended)
@@ -225,6 +291,8 @@ class ThreadsTransport:
                 self.meeting.expire(ticket, self._describe_absent(self.meeting.waited_for(ticket)))
 
     def abort(self, reason: str) -> None:
+        if self.is_forked:
+            return
         with self.meeting.lock:
             self.meeting.fail(_native.FAILURE_ABORTED, rank=self._info.rank, op="barrier", seq=self._seq, text=reason)
 
@@ -232,9 +300,18 @@ class ThreadsTransport:
         words = self.meeting.words
         words[self._info.rank] = words[self._info.rank] or text
 
+    def complete(self, patience: float) -> None:
+        until = self.scheduler.now() + patience
+        while not self._closed and not self.is_forked:
+            with self.meeting.lock:
+                tickets = self.meeting.pending_of(self._info.rank)
+            if not tickets or not self.scheduler.wait(tickets[0], until - self.scheduler.now()):
+                return
+            until = self.scheduler.now() + patience
+
     def close(self, exiting: bool = False) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self._closed and not self.is_forked:
+            self._closed, self._has_returned = True, exiting
             with self.meeting.lock:
                 self.meeting.leave(self._info.rank, EXITING if exiting else CLOSED)
 
@@ -249,12 +326,24 @@ class ThreadsTransport:
             # This rank is told now that the group is broken.
             if self.meeting.failure is not None:
                 self.meeting.give_up(self._info.rank)
-        return failures.explain(self, self._info, ticket.op, ticket.result, timeout, ticket.seq)
+        return self._explain(ticket, ticket.result, timeout)
+
+    def _explain(self, ticket: Ticket, status: int, timeout: float) -> PhalanxError:
+        if status == _native.LEFT and self._has_returned:
+            return GroupError(
+                "the function of this rank has returned without waiting for this call",
+                code="GROUP:CLOSED",
+                group=self._info.name,
+                rank=self._info.rank,
+                op=ticket.op,
+                hint=WAIT_FOR_THREADS,
+            )
+        return failures.explain(self, self._info, ticket.op, status, timeout, ticket.seq)
 
     def explain_waiting(self, ticket: Ticket, seconds: float) -> CallTimeout:
         with self.meeting.lock:
             missing = [] if ticket.ended else self.meeting.waited_for(ticket)
-        return failures.still_under_way(self._info, ticket.op, ticket.seq, seconds, missing)
+        return failures.still_under_way(self, self._info, ticket.op, ticket.seq, seconds, missing)
 
 
 class ThreadsPending:
@@ -268,6 +357,8 @@ class ThreadsPending:
 
     @property
     def ended(self) -> bool:
+        if self._transport.is_forked:
+            return True
         # Whoever asks again and again would never let the others come.
         if not self._ticket.ended:
             self._transport.scheduler.pause()
@@ -278,7 +369,8 @@ class ThreadsPending:
         return self._ticket.source
 
     def wait(self, timeout: float | None) -> bool:
-        if not self._ticket.ended and not self._transport.scheduler.wait(self._ticket, timeout):
+        is_over = self._ticket.ended or self._transport.is_forked
+        if not is_over and not self._transport.scheduler.wait(self._ticket, timeout):
             return False
         self.settle()
         return True
@@ -290,7 +382,11 @@ class ThreadsPending:
         return self._transport.explain_waiting(self._ticket, seconds)
 
     def finish(self) -> None:
-        if self._error is None and self._ticket.result not in (_FINISHED, _PENDING):
+        if self._error is not None or self._ticket.result == _FINISHED:
+            return
+        if self._transport.is_forked:
+            self._error = self._transport.forked(self._ticket.op)
+        elif self._ticket.result != _PENDING:
             self._error = self._transport.explain(self._ticket, self._timeout)
 
     def settle(self) -> None:

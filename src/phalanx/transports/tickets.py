@@ -21,6 +21,7 @@ class Shared(Protocol):
     @property
     def name(self) -> str: ...
     def owners_waited_for(self, ticket: Ticket) -> list[int]: ...
+    def describe_refusals(self, ticket: Ticket) -> list[str]: ...
 
 
 class Ticket:
@@ -87,6 +88,10 @@ class Ticket:
     def waited_for(self) -> list[int]:
         """The ranks, among all, without which it can't end."""
         return self.meeting.owners_waited_for(self)
+
+    def remarks(self) -> list[str]:
+        """Lines about why those do not come without which it can't end."""
+        return self.meeting.describe_refusals(self)
 
     def take_facts(self) -> None:
         """Of a collective that has its seq."""

@@ -1,0 +1,173 @@
+"""The texts of black boxes: the groups and the places in the program that records refer to by offsets.
+
+A file may come from anywhere, and a short text can name a lot: a group "0-1023" is six letters and a thousand ranks. So
+the boxes of a report share a `Room`, which keeps each text and each list of ranks once, and only so many of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx import _native
+from phalanx.printable import printable
+from phalanx.transports.places import short_path
+
+__all__ = ["GroupName", "Location", "Room", "Texts"]
+
+# Of all boxes of a report together.
+_MOST_RECORDS = 500_000
+_MOST_RANKS = 1_000_000
+_MOST_LETTERS = 16_000_000
+# Of all groups of one box together.
+_MOST_MEMBERS = 250_000
+_MOST_TEXT_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where in the program a call was made."""
+
+    filename: str
+    line: int
+    function: str
+
+    def describe(self) -> str:
+        return f"{short_path(self.filename)}:{self.line}, in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupName:
+    """A group as one of its ranks knows it. `ranks` are those of the job, in the order of the group's own."""
+
+    name: str
+    desc: str
+    rank: int
+    ranks: tuple[int, ...]
+    identity: str = ""  # equal on all of its ranks, and on those of no other group; empty in boxes of version 1
+
+    def rank_in_job(self, rank: int) -> int:
+        return self.ranks[rank] if 0 <= rank < len(self.ranks) else rank
+
+
+_UNKNOWN = GroupName("", "", -1, ())
+
+
+class NoRoomError(Exception):
+    """There is as much as a reader keeps."""
+
+
+class Room:
+    """What the boxes of a report may keep together, and what they have kept."""
+
+    def __init__(
+        self,
+        num_boxes: int = 1,
+        *,
+        most_records: int = _MOST_RECORDS,
+        most_ranks: int = _MOST_RANKS,
+        most_letters: int = _MOST_LETTERS,
+    ) -> None:
+        # Each box has its share, so that the last one is read as well as the first.
+        self.records_per_box = max(1, most_records // max(1, num_boxes))
+        self._num_ranks = most_ranks
+        self._num_letters = most_letters
+        self._texts: dict[str, str] = {}
+        self._ranks: dict[str, tuple[int, ...] | None] = {}
+
+    def text(self, text: str) -> str:
+        """The same text, as it was kept before."""
+        if text not in self._texts:
+            if len(text) > self._num_letters:
+                raise NoRoomError
+            self._num_letters -= len(text)
+            self._texts[text] = text
+        return self._texts[text]
+
+    def ranks(self, text: str) -> tuple[int, ...] | None:
+        """Of a list of ranks and runs of them, "0-2,5". None where it is no such list."""
+        if text not in self._ranks:
+            kept, found = self.text(text), _ranks(text)
+            if len(found or ()) > self._num_ranks:
+                raise NoRoomError
+            self._num_ranks -= len(found or ())
+            self._ranks[kept] = found
+        return self._ranks[text]
+
+
+class Texts:
+    """The texts of one box."""
+
+    def __init__(self, arena: bytes, world_size: int, room: Room) -> None:
+        self._arena = arena
+        self._world_size = world_size
+        self._room = room
+        self._groups: dict[int, GroupName] = {}
+        self._locations: dict[int, Location | None] = {}
+        self._num_members = _MOST_MEMBERS
+        # Groups for which there was no room.
+        self.num_left_out = 0
+
+    def group(self, offset: int) -> GroupName:
+        if offset not in self._groups:
+            try:
+                self._groups[offset] = self._make_group(self._parts(offset, 4, 5))
+            except NoRoomError:
+                self._groups[offset] = _UNKNOWN
+                self.num_left_out += 1
+        return self._groups[offset]
+
+    def location(self, offset: int) -> Location | None:
+        if offset not in self._locations:
+            try:
+                self._locations[offset] = self._make_location(self._parts(offset, 3))
+            except NoRoomError:
+                self._locations[offset] = None
+        return self._locations[offset]
+
+    def _make_group(self, parts: list[str]) -> GroupName:
+        if not parts:
+            return _UNKNOWN
+        ranks = self._room.ranks(parts[3])
+        # A group whose ranks in the job nobody knows is taken for the first one.
+        if ranks == () and self._world_size:
+            ranks = self._room.ranks(f"0-{self._world_size - 1}")
+        if ranks is None:
+            return _UNKNOWN
+        if len(ranks) > self._num_members:
+            raise NoRoomError
+        self._num_members -= len(ranks)
+        name, desc, identity = map(self._room.text, (parts[0], parts[1], "".join(parts[4:])))
+        return GroupName(name, desc, _number(parts[2]), ranks, identity)
+
+    def _make_location(self, parts: list[str]) -> Location | None:
+        if not parts:
+            return None
+        return Location(self._room.text(parts[0]), _number(parts[1]), self._room.text(parts[2]))
+
+    def _parts(self, offset: int, *nums: int) -> list[str]:
+        # A text begins where the one before it ends.
+        if not 0 < offset < len(self._arena) or self._arena[offset - 1]:
+            return []
+        end = self._arena.find(b"\0", offset, offset + _MOST_TEXT_BYTES)
+        parts = self._arena[offset:end].decode(errors="replace").split("\x1f") if end > offset else []
+        return [printable(part) for part in parts] if len(parts) in nums else []
+
+
+def _ranks(text: str) -> tuple[int, ...] | None:
+    """None also where they are more than a group can have."""
+    ranks: list[int] = []
+    for run in text.split(",") if text else ():
+        first, _, last = run.partition("-")
+        begin, end = _number(first), _number(last or first) + 1
+        if begin < 0 or len(ranks) + max(0, end - begin) > _native.MAX_RANKS:
+            return None
+        ranks += range(begin, end)
+    return tuple(ranks)
+
+
+def _number(text: str) -> int:
+    # int() takes time that grows with the square of the length.
+    try:
+        return int(text) if len(text) < 20 else -1
+    except ValueError:
+        return -1

@@ -1,0 +1,27 @@
+"""What happens to a call that this rank refuses: peers that wait for it are told (transports/refusals.py)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from phalanx.errors import InvalidCall
+
+__all__ = ["collective"]
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def collective(method: _Method) -> _Method:
+    """For collectives of a group. Hot methods do the same in their own frame, which costs nothing."""
+
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except InvalidCall as error:
+            self._group.refuse_call(error)
+            raise
+
+    return guarded  # type: ignore[return-value]

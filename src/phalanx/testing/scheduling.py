@@ -1,0 +1,302 @@
+"""What schedulers of ranks that are threads have in common.
+
+A rank has one thread of its own, and may start others (helpers.py). Each that communicates is a strand: strand r is the
+thread of rank r, and strands of threads that ranks have started are numbered from there on, as they come.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from copy import copy
+from typing import Any, Protocol
+
+from phalanx.errors import GroupError, InvalidCall
+from phalanx.testing.outside import Limits, Outside
+from phalanx.testing.schedules import Trace
+from phalanx.transports.threads import Origin
+
+__all__ = ["LONG", "Interruption", "Nap", "Scheduling", "Strand", "Timer", "Waitable", "forked"]
+
+
+# Seconds after which a thread that only polls, or sleeps, is not expected to communicate any more.
+LONG = 1.0
+
+
+class Interruption(BaseException):
+    """What a rank that is stuck gets, in the midst of whatever it does. A program does not take it for an error."""
+
+
+def forked() -> GroupError:
+    return GroupError(
+        "this process is a fork of the one that runs the ranks, and they do not go along with a fork",
+        code="GROUP:FORKED",
+        hint="communicate in the process that called fork(), or run the test with processes",
+    )
+
+
+class Strand:
+    """A thread that takes part in a run."""
+
+    __slots__ = (
+        "has_turn",
+        "ident",
+        "inbox",
+        "interrupt",
+        "native_id",
+        "num_arrivals",
+        "num_looks",
+        "num_points",
+        "parked",
+        "polled_at",
+        "polls_in_vain",
+        "polls_since",
+        "rank",
+        "turn",
+        "until",
+        "waits_for",
+    )
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.ident = self.native_id = 0
+        # How often it has come to communicate.
+        self.num_arrivals = 0
+        self.has_turn = False
+        # Held, but for the moment between being given the turn and taking it: wakes the rank up.
+        self.turn = threading.Lock()
+        self.turn.acquire()
+        # When it goes on of itself, where ranks run freely.
+        self.until: float | None = None
+        self.waits_for: Waitable | None = None
+        # Raised where the rank waits or communicates next.
+        self.interrupt: BaseException | None = None
+        # Called there, too.
+        self.inbox: deque[Callable[[], None]] = deque()
+        self.num_points = 0
+        self.parked = False
+        # When it last looked whether something has ended, how often since anything happened, and whether that is so
+        # often that nothing will.
+        self.polled_at = -1
+        self.num_looks = 0
+        self.polls_since = 0.0
+        self.polls_in_vain = False
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.waits_for is not None or self.polls_in_vain
+
+
+class Waitable(Protocol):
+    """What a rank waits for."""
+
+    @property
+    def ended(self) -> bool: ...
+
+
+class Nap:
+    """What a rank waits for that only waits."""
+
+    ended = False
+
+
+class Timer:
+    __slots__ = ("expire", "is_over")
+
+    def __init__(self, expire: Callable[[], None], is_over: Callable[[], bool]) -> None:
+        self.expire = expire
+        self.is_over = is_over
+
+
+class Scheduling:
+    """What schedulers have in common.
+
+    `on_deadlock` is called when nobody can go on, and must make somebody: it interrupts ranks. `on_point(rank, number)`
+    is called before each call of a rank, counted from 1: faults happen there.
+    """
+
+    def __init__(self, size: int, on_deadlock: Callable[[], None], on_point: Callable[[int, int], None] | None) -> None:
+        self._on_deadlock = on_deadlock
+        self._on_point = on_point
+        self._here = threading.local()
+        self._origin = Origin()
+        self._abandoned: BaseException | None = None
+        self.size = size
+        self._strands = [Strand(rank) for rank in range(size)]
+        # Held while a strand is added, or comes to communicate.
+        self._gate = threading.Lock()
+        # Threads of ranks that run without having the turn, by their numbers in the system.
+        self._outside = Outside()
+        # Seconds for which a thread is waited for that computes there while no rank can go on.
+        self.patience = 30.0
+        # Calls of threads of which nobody knows whose they are.
+        self.strangers: list[InvalidCall] = []
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._numbers = itertools.count()
+        self.all_ended = threading.Event()
+        self.choices: list[int] = []
+        self.trace = Trace()
+        # Grows when a rank makes a call, writes to the store or ends: whoever watches a run sees that it gets on.
+        self.num_steps = 0
+
+    @property
+    def rank(self) -> int:
+        """Whose thread this is."""
+        if self.is_forked:
+            raise forked()
+        rank: int | None = getattr(self._here, "rank", None)
+        if rank is None:
+            raise self.stranger()
+        return rank
+
+    def stranger(self) -> InvalidCall:
+        """The error for a thread that is no rank's, and came to communicate; the run fails with it, too."""
+        error = InvalidCall(
+            f"expected a call from a thread of a rank, got one from {threading.current_thread().name!r}, which no rank "
+            "has started",
+            code="INVALID:THREAD",
+            hint="let the rank start the thread (threading.Thread, ThreadPoolExecutor), or run the test with processes",
+        )
+        self.strangers.append(error)
+        return error
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether this is a thread of a rank."""
+        return getattr(self._here, "rank", None) is not None and not self.is_forked
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child of the process in which the ranks run."""
+        return self._origin.is_forked
+
+    def adopt(self, rank: int) -> None:
+        """First of all, in a thread that a rank has started: it is one of the rank's."""
+        self._here.rank, self._here.strand = rank, None
+        self._outside.add(threading.get_native_id())
+
+    def release(self) -> None:
+        """Last of all, in such a thread."""
+        self._outside.discard(threading.get_native_id())
+        number: int | None = self._here.strand
+        self._here.rank = self._here.strand = None
+        if number is not None:
+            self._end_helper(number)
+
+    @property
+    def has_communicated(self) -> bool:
+        """Whether this thread has; where a rank has started it."""
+        return getattr(self._here, "strand", None) is not None
+
+    def _end_helper(self, number: int) -> None:
+        raise NotImplementedError
+
+    def _be(self, rank: int) -> None:
+        """First of all, in a rank's own thread."""
+        self._here.rank = self._here.strand = rank
+        self._strands[rank].ident = threading.get_ident()
+        self._strands[rank].native_id = threading.get_native_id()
+
+    def _number(self) -> int:
+        """Of this thread's strand. One that a rank has started gets it when it first communicates."""
+        rank = self.rank
+        number: int | None = self._here.strand
+        if number is None:
+            me = Strand(rank)
+            me.ident, me.native_id = threading.get_ident(), threading.get_native_id()
+            # Whoever communicates next does for the rank what was left to it.
+            me.inbox = self._strands[rank].inbox
+            with self._gate:
+                number = self._here.strand = len(self._strands)
+                self._strands.append(me)
+        return number
+
+    def _of(self, rank: int) -> Iterable[Strand]:
+        """The strands of a rank."""
+        if len(self._strands) == self.size:
+            return (self._strands[rank],)
+        return [strand for strand in self._strands if strand.rank == rank]
+
+    def _limits(self) -> Limits:
+        return Limits(min(LONG, self.patience), self.patience)
+
+    def num_calls(self) -> list[int]:
+        """How many calls each rank has made, or come to."""
+        return [strand.num_points for strand in self._strands[: self.size]]
+
+    def waiting_for(self, rank: int) -> Waitable | None:
+        return next((strand.waits_for for strand in self._of(rank) if strand.waits_for is not None), None)
+
+    def thread_of(self, rank: int) -> int:
+        """The thread that waits, if one does, else the rank's own; as Python numbers threads."""
+        return next((strand.ident for strand in self._of(rank) if strand.is_waiting), self._strands[rank].ident)
+
+    def free(self, error: BaseException) -> bool:
+        """Once all have ended: lets a parked rank go on with an exception. False: there is none."""
+        for number, strand in enumerate(self._strands):
+            if strand.parked:
+                strand.parked = False
+                strand.interrupt = error
+                self.all_ended.clear()
+                self._resumes(number)
+                self._wake_up(strand)
+                return True
+        return False
+
+    def polls(self, rank: int) -> bool:
+        """Whether it looks again and again for the end of something, in vain."""
+        return any(strand.polls_in_vain for strand in self._of(rank))
+
+    def _come_to_point(self, rank: int, what: tuple[Any, ...]) -> None:
+        me = self._strands[rank]
+        me.num_points += 1
+        self.trace.add(rank, what)
+        if self._on_point is not None:
+            self._on_point(rank, me.num_points)
+
+    def _interrupt(self, rank: int, error: BaseException) -> list[Strand]:
+        """The strands that are to go on with it: those that wait, or else the rank's own thread."""
+        told = [strand for strand in self._of(rank) if strand.is_waiting] or [self._strands[rank]]
+        for number, strand in enumerate(told):
+            # One for each: exceptions gather what happens to them.
+            strand.interrupt = copy(error) if number else error
+        return told
+
+    def _receive(self, me: Strand) -> None:
+        """Raises, or calls, what came for the rank meanwhile."""
+        if me.interrupt is not None:
+            error, me.interrupt = me.interrupt, None
+            raise error
+        while me.inbox:
+            me.inbox.popleft()()
+
+    def _resumes(self, number: int) -> None:
+        """A strand goes on that was parked."""
+        self.num_steps += 1
+
+    def _wake_up(self, strand: Strand) -> None:
+        strand.has_turn = True
+        try:
+            strand.turn.release()
+        except RuntimeError:
+            # It was awake.
+            return
+
+    def _take_turn(self, me: Strand) -> None:
+        while not me.has_turn:
+            try:
+                # A run may be abandoned at any moment, also between giving the turn away and waiting for it.
+                me.turn.acquire(timeout=0.5)
+            except Interruption:
+                # It was meant for the rank when it still had the turn.
+                continue
+            self._check_abandoned()
+        me.has_turn = False
+        me.turn.acquire(blocking=False)
+        self._check_abandoned()
+
+    def _check_abandoned(self) -> None:
+        if self._abandoned is not None:
+            raise self._abandoned

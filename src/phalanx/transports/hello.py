@@ -1,0 +1,258 @@
+"""What ranks tell each other through a store while they make a group, and how it is read.
+
+Anybody may write to a store: another job, another program on the same port, another version of Phalanx. Nothing from it
+is used before it has been read here: each value becomes a dataclass whose fields have the right types and ranges, or
+`UnreadableError` is raised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+from urllib.parse import quote
+
+from phalanx import _native
+from phalanx.transports.identities import Identity
+from phalanx.types import GroupInfo
+
+__all__ = [
+    "PROTOCOL",
+    "Answer",
+    "GivenUp",
+    "Hello",
+    "Note",
+    "Offer",
+    "UnreadableError",
+    "count_of",
+    "key_of_ranks",
+    "quoted",
+]
+
+# Changes with the keys and with what is under them.
+PROTOCOL = 3
+_LONGEST_KEY = 64
+_LONGEST_TEXT = 65536
+_MOST_NUMBERS = 65536
+
+
+class UnreadableError(ValueError):
+    """A value in the store is not what a rank of this version writes there."""
+
+
+def quoted(name: str) -> str:
+    """A name as one part of a key."""
+    return quote(name, safe=" ")
+
+
+def key_of_ranks(members: Sequence[int]) -> str:
+    """The same for the same ranks in the same order: `0-3,7`, or a hash where that would be long."""
+    runs: list[list[int]] = []
+    for rank in members:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    text = ",".join("-".join(map(str, run)) for run in runs)
+    return text if len(text) <= _LONGEST_KEY else hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def count_of(value: bytes) -> int:
+    """Of a key that counts how often a rank has come."""
+    if re.fullmatch(rb"[0-9]{1,15}", value) is None:
+        raise UnreadableError(f"expected a number, got {_excerpt(value)}")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A JSON object with these fields."""
+
+    def text(self) -> str:
+        return json.dumps({"protocol": PROTOCOL, **asdict(self)})
+
+
+@dataclass(frozen=True)
+class Hello(_Told):
+    """Who a rank is, and what it wants the group to be like."""
+
+    host: str
+    cpus: list[int]
+    quota: int
+    identity: Identity
+    processes: str
+    check: int
+    folder: str
+
+    @classmethod
+    def read(cls, value: bytes) -> Self:
+        fields = _Fields(value)
+        return cls(
+            fields.text("host"),
+            fields.numbers("cpus", 2**20),
+            fields.number("quota", 0, 2**31),
+            fields.identity(),
+            fields.text("processes"),
+            fields.number("check", _native.CHECK_OFF, _native.CHECK_FULL),
+            fields.text("folder"),
+        )
+
+
+@dataclass(frozen=True)
+class Note(_Told):
+    """Which group a rank came to make last, and which process it is: what others look at who wait for it elsewhere."""
+
+    name: str
+    members: list[int]
+    number: int
+    identity: Identity
+    processes: str
+    gave_up: bool = False
+
+    @classmethod
+    def read(cls, value: bytes) -> Self:
+        fields = _Fields(value)
+        return cls(
+            fields.text("name"),
+            fields.numbers("members", 2**31),
+            fields.number("number", 1, 10**15),
+            fields.identity(),
+            fields.text("processes"),
+            fields.flag("gave_up"),
+        )
+
+    def info_of(self, rank: int) -> GroupInfo:
+        """The group as a rank, of all, means it."""
+        return GroupInfo(self.name, self.members.index(rank), len(self.members), self.members)
+
+
+@dataclass(frozen=True)
+class Offer(_Told):
+    """Where the segment is, as rank 0 says; or why there is none."""
+
+    path: str = ""
+    nonce: str = ""
+    error: str = ""
+
+    @classmethod
+    def read(cls, value: bytes) -> Self:
+        fields = _Fields(value)
+        offer = cls(fields.text("path"), fields.text("nonce"), fields.text("error"))
+        if not offer.error and re.fullmatch(r"[0-9a-f]{32}", offer.nonce) is None:
+            raise UnreadableError(f"expected a nonce of 32 hexadecimal digits, got {_excerpt(value)}")
+        return offer
+
+
+@dataclass(frozen=True)
+class Answer(_Told):
+    """Why a rank could not open the segment; empty: it could."""
+
+    problem: str
+
+    @classmethod
+    def read(cls, value: bytes) -> Self:
+        return cls(_Fields(value).text("problem"))
+
+
+@dataclass(frozen=True)
+class GivenUp(_Told):
+    """Why a rank, of all, gave up making the group: the error that it raised."""
+
+    member: int
+    kind: str
+    code: str
+    message: str
+    hint: str
+    peer: int
+    exception: str
+    frames: str
+    identity: Identity
+    processes: str
+
+    @property
+    def may_try_again(self) -> bool:
+        """Whether the same ranks may well meet the next time."""
+        return self.kind in ("CallTimeout", "PeerLost")
+
+    @classmethod
+    def read(cls, value: bytes) -> Self:
+        fields = _Fields(value)
+        return cls(
+            fields.number("member", 0, 2**31),
+            fields.text("kind"),
+            fields.text("code"),
+            fields.text("message"),
+            fields.text("hint"),
+            fields.number("peer", -1, _native.MAX_RANKS - 1),
+            fields.text("exception"),
+            fields.text("frames"),
+            fields.identity(),
+            fields.text("processes"),
+        )
+
+
+class _Fields:
+    """Takes the fields of a JSON object, each of which must have its type and range."""
+
+    def __init__(self, value: bytes) -> None:
+        try:
+            fields = json.loads(value)
+        except (ValueError, RecursionError):
+            raise UnreadableError(f"expected JSON, got {_excerpt(value)}") from None
+        if not isinstance(fields, dict):
+            raise UnreadableError(f"expected a JSON object, got {_excerpt(value)}")
+        self._value = value
+        self._fields = fields
+        protocol = fields.get("protocol")
+        if protocol != PROTOCOL or isinstance(protocol, bool):
+            other = f"version {protocol}" if type(protocol) is int else "no version"
+            raise UnreadableError(
+                f"expected version {PROTOCOL} of the protocol, which this version of Phalanx speaks, got {other} in "
+                f"{_excerpt(value)}"
+            )
+
+    def text(self, name: str) -> str:
+        text = self._take(name, str, "a text")
+        if len(text) > _LONGEST_TEXT:
+            raise self._wrong(name, f"at most {_LONGEST_TEXT} characters")
+        return str(text)
+
+    def flag(self, name: str) -> bool:
+        return bool(self._take(name, bool, "true or false"))
+
+    def number(self, name: str, lowest: int, highest: int) -> int:
+        number = self._take(name, int, "a number")
+        if not lowest <= number <= highest:
+            raise self._wrong(name, f"a number in {lowest}..{highest}")
+        return int(number)
+
+    def numbers(self, name: str, below: int) -> list[int]:
+        numbers = self._take(name, list, "a list of numbers")
+        if not 0 < len(numbers) <= _MOST_NUMBERS or not all(type(n) is int and 0 <= n < below for n in numbers):
+            raise self._wrong(name, f"1 to {_MOST_NUMBERS} numbers in 0..{below - 1}")
+        return numbers  # type: ignore[no-any-return]
+
+    def identity(self) -> Identity:
+        expected = "process number, start time and program"
+        numbers = self._take("identity", list, expected)
+        if len(numbers) != 3 or not all(type(n) is int for n in numbers):
+            raise self._wrong("identity", expected)
+        pid, start, program = numbers
+        if not (0 <= pid < 2**31 and 0 <= start < 2**64 and 0 <= program < 2**64):
+            raise self._wrong("identity", expected)
+        return pid, start, program
+
+    def _take(self, name: str, kind: type, expected: str) -> Any:
+        if type(self._fields.get(name)) is not kind:
+            raise self._wrong(name, expected)
+        return self._fields[name]
+
+    def _wrong(self, name: str, expected: str) -> UnreadableError:
+        return UnreadableError(f"expected {expected} as {name!r}, got {_excerpt(self._value)}")
+
+
+def _excerpt(value: bytes) -> str:
+    return repr(value if len(value) <= 100 else value[:100] + b"...")

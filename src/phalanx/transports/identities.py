@@ -1,0 +1,74 @@
+"""Processes that this one has met as ranks.
+
+A process is known for all time by its number and its start time, within one namespace of process numbers, and its
+program by the address of its stack: exec keeps the process and replaces the program. Every rank leaves its identity in
+the store (`hello.Note`). Whoever waits for a rank later, in another group or in another world, may so find that the
+process that was this rank has died, and need not wait for the timeout.
+
+A replacement may have been started under the same rank. So a death counts only
+
+- for the process that the store of the new group names, which a replacement overwrites when it comes,
+- if this process met it, and met nobody else under that rank since,
+- once: whoever tries again waits for a new process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from phalanx import _native
+
+__all__ = ["NOBODY", "Identity", "forget", "has_met", "meet", "own_identity", "process_namespace"]
+
+# Of a process: its number, its start time and its program; all 0 for one that can't be watched from here.
+Identity = tuple[int, int, int]
+NOBODY: Identity = (0, 0, 0)
+
+# The garbage collector may come in between, and what it finds may leave a group.
+_lock = threading.RLock()
+# By rank, of all.
+_last_met: dict[int, Identity] = {}
+
+
+def _renew_lock() -> None:
+    """A thread of the parent may hold it."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def own_identity() -> Identity:
+    return (*_native.own_identity(), _native.own_program())
+
+
+def process_namespace() -> str:
+    """Equal in processes that know each other by the same numbers."""
+    try:
+        # The first namespace has the same name on every host.
+        return os.readlink("/proc/self/ns/pid") + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def meet(members: Sequence[int], identities: Sequence[Identity]) -> None:
+    """This process is in a group with these."""
+    with _lock:
+        _last_met.update(zip(members, identities, strict=True))
+
+
+def has_met(rank: int, identity: Identity) -> bool:
+    """Whether this process is the last one that was met as this rank."""
+    return identity != NOBODY and _last_met.get(rank) == identity
+
+
+def forget(identity: Identity) -> None:
+    """Its death has been told."""
+    with _lock:
+        for rank in [rank for rank, met in _last_met.items() if met == identity]:
+            _last_met.pop(rank, None)
