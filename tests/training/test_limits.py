@@ -40,26 +40,27 @@ def _mixed_precision() -> None:
 class Limit:
     """What torch does not allow: the errors, or WORKS, by the first version of torch that has them.
 
-    A build of torch for CUDA may stumble over the missing GPU or driver first, in any version.
+    A build of torch for CUDA may stumble over the missing GPU or driver first. Which of the errors it raises then
+    depends on what the process did with accelerators before.
     """
 
     attempt: Callable[[], Any]
     outcomes: dict[tuple[int, int], str]
-    on_cuda_build: str | None = None
+    on_cuda_build: tuple[str, ...] = ()
 
-    def expected(self) -> str:
-        if self.on_cuda_build is not None and torch.version.cuda is not None:
+    def expected(self) -> tuple[str, ...]:
+        if self.on_cuda_build and torch.version.cuda is not None:
             return self.on_cuda_build
         here = tuple(int(number) for number in torch.__version__.split(".")[:2])
-        return self.outcomes[max(version for version in self.outcomes if version <= here)]
+        return (self.outcomes[max(version for version in self.outcomes if version <= here)],)
 
     def texts(self) -> Iterator[str]:
         yield from self.outcomes.values()
-        if self.on_cuda_build is not None:
-            yield self.on_cuda_build
+        yield from self.on_cuda_build
 
 
 WORKS = "works"
+_WITHOUT_DRIVER = "AcceleratorError: CUDA error", "RuntimeError: Backend doesn't support create a new Stream."
 LIMITS = {
     "monitored_barrier": Limit(
         lambda: dist.monitored_barrier(),
@@ -79,12 +80,12 @@ LIMITS = {
     "optimizer in backward": Limit(
         _optimizer_in_backward,
         {(2, 13): "RuntimeError: Cannot access accelerator device when none is available."},
-        on_cuda_build="AcceleratorError: CUDA error",
+        on_cuda_build=_WITHOUT_DRIVER,
     ),
     "mixed precision": Limit(
         _mixed_precision,
         {(2, 13): "RuntimeError: cpu backend doesn't support events."},
-        on_cuda_build="AcceleratorError: CUDA error",
+        on_cuda_build=_WITHOUT_DRIVER,
     ),
     "FSDP1": Limit(
         lambda: _step(FullyShardedDataParallel(nn.Linear(2, 2))),
