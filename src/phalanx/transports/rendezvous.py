@@ -34,7 +34,7 @@ from phalanx.transports.hello import Answer, GivenUp, Hello, Note, Offer
 from phalanx.transports.hooks import observer
 from phalanx.transports.identities import NOBODY, Identity, own_identity, process_namespace
 from phalanx.transports.levels import asked_level
-from phalanx.transports.lookout import Known, Lookout, Venue, told_by
+from phalanx.transports.lookout import Known, Lookout, Venue
 from phalanx.transports.shm import ShmTransport
 from phalanx.types import GroupInfo, Store
 
@@ -111,7 +111,7 @@ class _Meeting:
             while given_up := self._failure():
                 if not given_up.may_try_again:
                     self._exchange.set(key.name, str(self._number))
-                    raise told_by(self._info, given_up)
+                    raise self._lookout.told_by(given_up)
                 self._choose(self._number + 1)
                 self._lookout.expect(given_up)
             self._exchange.set(key.name, str(self._number))
@@ -242,7 +242,7 @@ class _Meeting:
     def _check_given_up(self) -> None:
         given_up = self._failure()
         if given_up is not None:
-            raise told_by(self._info, given_up)
+            raise self._lookout.told_by(given_up)
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
