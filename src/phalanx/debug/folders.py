@@ -108,8 +108,11 @@ class Membership:
         with JobFolder.own(path) as folder:
             lock = folder.open_lock()
             try:
+                # Not while a process that leaves has it alone, only to see whether it may remove the folder.
+                with _one_by_one(folder):
+                    is_locked = try_lock(lock, fcntl.LOCK_SH)
                 # Whoever has it alone is about to remove the folder, or has.
-                if not try_lock(lock, fcntl.LOCK_SH) or not os.fstat(lock).st_nlink:
+                if not is_locked or not os.fstat(lock).st_nlink:
                     raise FileNotFoundError(f"{folder.path} was removed")
             except BaseException:
                 os.close(lock)
