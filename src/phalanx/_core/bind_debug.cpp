@@ -191,6 +191,7 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
              if (peer && !self.box->forked()) peer_watch().add_to_making(peer, job_rank, self.box, folder);
            })
       .def("tell_exit_status", [](const HeldBox& self) { tell_exit_status(self.box); })
+      .def("move_to", [](const HeldBox& self, int fd) { self.box->move_to(fd); })
       .def("contents", [](const HeldBox& self) {
         const std::string contents = self.box->contents();
         return nb::bytes(contents.data(), contents.size());

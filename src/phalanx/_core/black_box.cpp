@@ -10,6 +10,7 @@
 #include <cstring>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include "segment.hpp"
 
@@ -235,6 +236,17 @@ void BlackBox::say_death(int rank, const Identity& identity, std::int32_t status
   death.rank = static_cast<std::uint16_t>(rank + 1);
   death.seen.store(nanoseconds(Clock::now()), std::memory_order_release);
   header().num_deaths.store(number + 1, std::memory_order_release);
+}
+
+void BlackBox::move_to(int fd) {
+  if (forked()) return;
+  void* base = map_file(fd, bytes_);
+  ::madvise(base, bytes_, MADV_DONTFORK);
+  std::memcpy(base, base_, bytes_);
+  const std::ptrdiff_t next = next_ - records();
+  ::munmap(std::exchange(base_, base), bytes_);
+  next_ = records() + next;
+  end_ = records() + header().capacity;
 }
 
 std::string BlackBox::contents() const {

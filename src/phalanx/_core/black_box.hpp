@@ -178,6 +178,9 @@ class BlackBox {
   void set_exit_status(std::int32_t status) noexcept;
   // One thread at a time. What was said of a process first stays.
   void say_death(int rank, const Identity& identity, std::int32_t status, bool replaced) noexcept;
+  // From now on the box is in this file, which is empty, with all that it had. While no group uses it. Throws
+  // std::system_error.
+  void move_to(int fd);
   std::string contents() const;
   // True in a child of the process that made it: the memory is not there.
   bool forked() const noexcept;

@@ -37,6 +37,7 @@ class Makings:
         self._under_way: dict[int, _Making] = {}
 
     def begin(self, own: OwnBox, info: GroupInfo, place: str, number: int, timeout: float) -> None:
+        own.come_back()
         self._under_way[id(info)] = making = _Making(place, number, timeout)
         _native.begin_making()
         if own.box is not None:
@@ -60,6 +61,7 @@ class Makings:
 
     def fail(self, own: OwnBox, info: GroupInfo, folder: str, error: BaseException) -> None:
         """A process that has no box yet gets one, where a rank is lost and the folder of the job is known."""
+        own.come_back()
         making = self._under_way.pop(id(info), None)
         if making is None:
             return

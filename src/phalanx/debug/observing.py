@@ -229,7 +229,7 @@ class _Watching(Observer):
         # Nobody failed who exits with code 0.
         if isinstance(exception, SystemExit) and not exception.code:
             return
-        own.failed = True
+        own.fail()
         if words:
             chain = list(_chain(exception))
             is_consequence = any(isinstance(each, PhalanxError) and not isinstance(each, InvalidCall) for each in chain)
@@ -240,6 +240,12 @@ class _Watching(Observer):
     @_harmless(_nothing)
     def ending(self) -> None:
         own_box().say_end()
+
+    @_harmless(_nothing)
+    def left(self) -> None:
+        if sys.exception() is None:
+            self._dump()
+            own_box().leave()
 
     @_harmless(_nothing)
     def exiting(self) -> None:
@@ -294,7 +300,7 @@ class _Watching(Observer):
     @_harmless(_nothing)
     def failed(self, error: PhalanxError) -> None:
         own = own_box()
-        own.failed = True
+        own.fail()
         if own.folder is None or error.rank is None:
             return
         _point_to_report(error)

@@ -46,6 +46,9 @@ class Observer:
     def leaving(self, transport: Any) -> None:
         """The group is about to be left."""
 
+    def left(self) -> None:
+        """All groups were left, and the process goes on."""
+
     def raised(self, exception: BaseException, words: str) -> None:
         """Nobody has caught it. `words` are what peers will be told of it; empty: nothing."""
 
