@@ -14,9 +14,11 @@ from phalanx._core_ext import (
     Tuning,
     affinity,
     answer,
+    begin_making,
     close_completions,
     close_listener,
     cpu_quota,
+    end_making,
     kernel_variant,
     leave_completions,
     look_for_deaths,
@@ -54,6 +56,7 @@ __all__ = [
     "LEAVING_EXITING",
     "LEAVING_REPLACED",
     "LEFT",
+    "MAKING",
     "MAX_RANKS",
     "NESTED",
     "NOT_WRITABLE",
@@ -75,9 +78,11 @@ __all__ = [
     "Tuning",
     "affinity",
     "answer",
+    "begin_making",
     "close_completions",
     "close_listener",
     "cpu_quota",
+    "end_making",
     "kernel_variant",
     "leave_completions",
     "look_for_deaths",
@@ -111,6 +116,8 @@ OPS = (
     "recv",
 )
 OP_NUMBERS = {name: number for number, name in enumerate(OPS)}
+# In place of an op, in records of black boxes: the making of a group (_core/black_box.hpp).
+MAKING = 255
 FAILURE_MISMATCH, FAILURE_TIMEOUT, FAILURE_ABORTED, FAILURE_LEFT, FAILURE_LOST, FAILURE_MESSAGE = range(1, 7)
 LEAVING_EXITING, LEAVING_REPLACED = 2, 3
 # What is left of a group's calls in flight, as in _core/lane.hpp.

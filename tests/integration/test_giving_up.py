@@ -129,3 +129,23 @@ def test_a_late_rank_meets_the_successor_of_a_rank_that_gave_up(tmp_path: Path) 
     world.told(1)
     world.tell(2)
     assert [end.value or end.trace for end in world.ends()[1:]] == ["2.0", "2.0"]
+
+
+def _told_by_one_that_was_told(here: Here) -> str:
+    """Rank 0 gives up and ends; rank 1 comes late and is told; a second process comes as rank 0."""
+    here.hear()
+    rank, timeout = here.rank % 2, 0.3 if here.rank == 0 else 1000.0
+    with pytest.raises(phalanx.CallTimeout) as caught:
+        phalanx.ProcessGroup(here.store(), rank, 2, timeout=timedelta(seconds=timeout), name="g")
+    return caught.value.message.splitlines()[0]
+
+
+def test_a_reason_that_is_told_on_stays_as_it_is(tmp_path: Path) -> None:
+    world = World(_told_by_one_that_was_told, 3, tmp_path)
+    for rank in range(3):
+        world.tell(rank)
+        world.processes[rank].join(30)
+    first, second, third = (end.value for end in world.ends())
+    assert first == "gave up after a timeout of 0.3 s: rank 1 did not come to make the group"
+    assert second == f"rank 0 gave up making the group: {first}"
+    assert third == f"this rank gave up making the group before: {first}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx import _native
-from phalanx.debug.records import Box, read_box
+from phalanx.debug.records import MAKING, Box, read_box
 from phalanx.types import DTYPE_CODES, REDUCE_OP_NAMES
 
 ARENA_BYTES = 262144
@@ -67,6 +67,12 @@ def message(op: str, peer: int, seq: int = 1, **fields: object) -> Call:
     return Call(**({"op": op, "seq": seq, "peer": peer, "reduce_op": None} | fields))  # type: ignore[arg-type]
 
 
+def making(number: int = 1, **fields: object) -> Call:
+    """That of a group, at its meeting of this number."""
+    plain = {"reduce_op": None, "dtype": None, "count": 0, "group": "1", "identity": "groups/all", "function": "main"}
+    return Call(**(plain | {"op": MAKING, "seq": number} | fields))  # type: ignore[arg-type]
+
+
 def make_box(
     *calls: Call,
     rank: int = 0,
@@ -82,11 +88,11 @@ def make_box(
     status: int = _native.UNKNOWN_STATUS,
     exception: str = "",
     num_hidden: int = 0,
-    deaths: Sequence[tuple[float, int, int, int]] = (),
+    deaths: Sequence[tuple[float, int, int, int] | tuple[float, int, int, int, int]] = (),
 ) -> bytearray:
     """The bytes of a box that these calls were made in, one after another.
 
-    `deaths` are those of other processes: when, pid, start, status.
+    `deaths` are those of other processes: when, pid, start, status, and the rank where it is known.
     """
     arena = bytearray(b"\0")
     offsets: dict[str, int] = {}
@@ -124,7 +130,7 @@ def make_box(
             "<BbBBB",
             records,
             offset + 84,
-            _native.OPS.index(call.op),
+            _native.MAKING if call.op == MAKING else _native.OPS.index(call.op),
             -1 if call.reduce_op is None else REDUCE_OP_NAMES.index(call.reduce_op),
             0 if call.dtype is None else DTYPES[call.dtype],
             call.flags,
@@ -139,8 +145,9 @@ def make_box(
     struct.pack_into("<QII", header, 56, len(calls), len(arena), ending)
     struct.pack_into("<256s", header, 72, program.encode())
     struct.pack_into("<qIiqI", header, 328, int(ended_at * SECOND), how, status + 1, num_hidden, len(deaths))
-    for number, (at, dead, began, why) in enumerate(deaths):
-        struct.pack_into("<qqQi", header, 360 + 32 * number, int(at * SECOND), dead, began, why)
+    for number, (at, dead, began, why, *ranks) in enumerate(deaths):
+        rank_of = (ranks[0] if ranks else -1) + 1
+        struct.pack_into("<qqQiHH", header, 360 + 32 * number, int(at * SECOND), dead, began, why, 0, rank_of)
     struct.pack_into("<1024s", header, 872, exception.encode())
     return header + arena.ljust(ARENA_BYTES, b"\0") + records
 

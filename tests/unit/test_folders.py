@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -160,6 +161,30 @@ def test_a_folder_that_is_gone_is_not_joined(folder: Path) -> None:
     folder.rmdir()
     with pytest.raises(FileNotFoundError):
         Membership.join(folder)
+
+
+def test_a_process_joins_while_another_one_leaves_a_folder_that_stays(folder: Path) -> None:
+    """The one that leaves has the lock alone while it looks whether all have ended well."""
+    membership = Membership.join(folder)
+    with membership.made_box() as handle:
+        os.write(handle, make_box(Call()))
+    looking, looked = threading.Event(), threading.Event()
+
+    def look(folder: JobFolder) -> bool:
+        looking.set()
+        assert looked.wait(30)
+        return False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "_all_ended_well", look)
+        patch.setattr(folders, "_PATIENCE", 30.0)
+        patch.setattr(folders.time, "sleep", lambda _: looked.set())
+        leaver = threading.Thread(target=membership.end, args=(True,))
+        leaver.start()
+        assert looking.wait(30)
+        joined = Membership.join(folder)
+        leaver.join()
+    joined.end(True)
 
 
 def test_a_folder_that_is_being_removed_is_not_joined(folder: Path) -> None:

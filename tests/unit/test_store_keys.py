@@ -26,7 +26,7 @@ _TOLD: dict[str, Any] = {
     "hello/1": Hello("host", [0, 1], 0, *_ME, 1, ""),
     "memfd/where": Offer("/proc/1/fd/3", "0" * 32),
     "memfd/opened/1": Answer(""),
-    "given up": GivenUp(1, "OSError", "", "message", "", -1, "", "", *_ME),
+    "given up": GivenUp(1, 1, "OSError", "", "message", "", -1, "", "", *_ME),
     "last/1": Note("g", [0, 1], 1, *_ME),
 }
 # Keys by the part of the exchange that reads them, and whose they are said to be.

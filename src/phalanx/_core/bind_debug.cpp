@@ -172,12 +172,26 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
       .def("number", [](const HeldBox& self, std::uint64_t id, std::uint64_t seq) { self.box->entry(id).number(seq); })
       .def("start", [](const HeldBox& self, std::uint64_t id) { self.box->entry(id).start(Clock::now()); })
       .def("end", [](const HeldBox& self, std::uint64_t id, bool well) { self.box->entry(id).end(well); })
+      .def("blame",
+           [](const HeldBox& self, std::uint64_t id, int kind, int rank) {
+             Failure failure{};
+             failure.kind = static_cast<FailureKind>(kind);
+             failure.peer = failure.rank = rank;
+             self.box->entry(id).blame(failure);
+           })
       .def("set_rank", [](const HeldBox& self, int rank, int size) { self.box->set_rank(rank, size); })
       .def("say_end",
            [](const HeldBox& self, int how, const std::string& exception, std::int64_t ns) {
              self.box->say_end(static_cast<Ending>(how), exception, Clock::time_point(std::chrono::nanoseconds(ns)));
            })
+      .def("watch_in_making",
+           [](const HeldBox& self, std::int64_t pid, std::uint64_t start, std::uint64_t program, int job_rank,
+              const std::string& folder) {
+             const auto peer = Peer::watch({static_cast<pid_t>(pid), start, program});
+             if (peer && !self.box->forked()) peer_watch().add_to_making(peer, job_rank, self.box, folder);
+           })
       .def("tell_exit_status", [](const HeldBox& self) { tell_exit_status(self.box); })
+      .def("move_to", [](const HeldBox& self, int fd) { self.box->move_to(fd); })
       .def("contents", [](const HeldBox& self) {
         const std::string contents = self.box->contents();
         return nb::bytes(contents.data(), contents.size());
@@ -215,6 +229,11 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
   module.def("look_for_deaths", [] {
     const WithoutGil without;
     peer_watch().look();
+  });
+  module.def("begin_making", [] { peer_watch().begin_making(); });
+  module.def("end_making", [] {
+    const WithoutGil without;
+    peer_watch().end_making();
   });
   module.def("next_question", &next_question);
   module.def("answer", [](const std::string& text) {

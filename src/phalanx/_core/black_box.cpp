@@ -10,8 +10,8 @@
 #include <cstring>
 #include <new>
 #include <system_error>
+#include <utility>
 
-#include "peers.hpp"
 #include "segment.hpp"
 
 namespace phalanx {
@@ -220,17 +220,33 @@ void BlackBox::set_exit_status(std::int32_t status) noexcept {
   if (!forked()) header().exit_status.store(1 + status, std::memory_order_release);
 }
 
-void BlackBox::say_death(std::int64_t pid, std::uint64_t start, std::int32_t status, bool replaced) noexcept {
+void BlackBox::say_death(int rank, const Identity& identity, std::int32_t status, bool replaced) noexcept {
   if (forked()) return;
   const std::uint32_t number = header().num_deaths.load(std::memory_order_relaxed);
   if (number == kMostDeaths) return;
+  // A death in one group is seen again while the next one is made.
+  for (std::uint32_t i = 0; i < number; ++i) {
+    if (header().deaths[i].pid == identity.pid && header().deaths[i].start == identity.start) return;
+  }
   BoxDeath& death = header().deaths[number];
-  death.pid = pid;
-  death.start = start;
+  death.pid = identity.pid;
+  death.start = identity.start;
   death.status = status;
   death.replaced = replaced ? 1 : 0;
+  death.rank = static_cast<std::uint16_t>(rank + 1);
   death.seen.store(nanoseconds(Clock::now()), std::memory_order_release);
   header().num_deaths.store(number + 1, std::memory_order_release);
+}
+
+void BlackBox::move_to(int fd) {
+  if (forked()) return;
+  void* base = map_file(fd, bytes_);
+  ::madvise(base, bytes_, MADV_DONTFORK);
+  std::memcpy(base, base_, bytes_);
+  const std::ptrdiff_t next = next_ - records();
+  ::munmap(std::exchange(base_, base), bytes_);
+  next_ = records() + next;
+  end_ = records() + header().capacity;
 }
 
 std::string BlackBox::contents() const {

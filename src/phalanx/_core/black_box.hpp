@@ -25,6 +25,7 @@
 #include "futex.hpp"
 #include "layout.hpp"
 #include "location.hpp"
+#include "peers.hpp"
 
 namespace phalanx {
 
@@ -49,7 +50,8 @@ struct BoxDeath {
   std::int64_t pid;
   std::uint64_t start;
   std::int32_t status;     // as waitpid gives it; kUnknownStatus
-  std::uint32_t replaced;  // 1: the process lives on, and has called exec
+  std::uint16_t replaced;  // 1: the process lives on, and has called exec
+  std::uint16_t rank;      // 1 + its rank in the job; 0: unknown
 };
 
 struct BoxHeader {
@@ -102,6 +104,9 @@ struct alignas(kLine) BoxRecord {
   std::uint32_t sizes[kSizesKept];
 };
 inline constexpr std::uint8_t kListed = 8;
+// In place of an op: the making of the group. Its seq is the number of the meeting, its group's identity is the place
+// where the ranks meet.
+inline constexpr std::uint8_t kMaking = 255;
 
 static_assert(sizeof(BoxHeader) <= kPage);
 static_assert(sizeof(BoxRecord) == kLine);
@@ -171,8 +176,11 @@ class BlackBox {
   // The process is about to end. What is said first stays.
   void say_end(Ending how, const std::string& exception, Clock::time_point time) noexcept;
   void set_exit_status(std::int32_t status) noexcept;
-  // By one thread.
-  void say_death(std::int64_t pid, std::uint64_t start, std::int32_t status, bool replaced) noexcept;
+  // One thread at a time. What was said of a process first stays.
+  void say_death(int rank, const Identity& identity, std::int32_t status, bool replaced) noexcept;
+  // From now on the box is in this file, which is empty, with all that it had. While no group uses it. Throws
+  // std::system_error.
+  void move_to(int fd);
   std::string contents() const;
   // True in a child of the process that made it: the memory is not there.
   bool forked() const noexcept;

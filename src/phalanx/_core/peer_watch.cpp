@@ -38,6 +38,10 @@ constexpr int kNapWithoutPipe = 50;
 
 bool is_failure(std::int32_t status) noexcept { return status == kUnknownStatus || status != 0; }
 
+bool is_terminated(std::int32_t status) noexcept {
+  return status != kUnknownStatus && WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM;
+}
+
 std::string signal_name(int number) {
 #if defined(__GLIBC__) && defined(__GLIBC_PREREQ)
 #if __GLIBC_PREREQ(2, 32)
@@ -127,6 +131,39 @@ void PeerWatch::remove(const std::shared_ptr<Member>& member) {
   pipe_.close();
 }
 
+void PeerWatch::begin_making() {
+  const std::lock_guard lock(mutex_);
+  ++num_makings_;
+}
+
+void PeerWatch::add_to_making(const PeerPtr& peer, int job_rank, std::shared_ptr<BlackBox> box,
+                              const std::string& folder) {
+  {
+    const std::lock_guard lock(mutex_);
+    Watched& watched = watched_[peer];
+    watched.job_rank = job_rank;
+    const auto is_there = [](const Seat& seat) { return seat.first == nullptr; };
+    if (std::none_of(watched.seats.begin(), watched.seats.end(), is_there)) watched.seats.emplace_back(nullptr, 0);
+    box_ = std::move(box);
+    folder_ = folder;
+  }
+  start();
+}
+
+void PeerWatch::end_making() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (num_makings_ == 0 || --num_makings_ > 0) return;
+  }
+  remove(nullptr);
+}
+
+// A process that is in no group has nothing to say to peers. One that ends by itself has written down why.
+bool PeerWatch::has_left(const Seat& seat, std::int32_t status) noexcept {
+  if (seat.first == nullptr) return status != kUnknownStatus && WIFEXITED(status);
+  return seat.first->lines.leaving(seat.second) != Leaving::no;
+}
+
 void PeerWatch::start() {
   const std::lock_guard lock(thread_mutex_);
   if (thread_.joinable()) {
@@ -207,12 +244,15 @@ std::vector<PeerWatch::Death> PeerWatch::look_at(const std::vector<PeerPtr>& pee
     }
     found->second.done = true;
     const auto& seats = found->second.seats;
-    const bool in_order = std::all_of(seats.begin(), seats.end(), [](const auto& seat) {
-      return seat.first->lines.leaving(seat.second) != Leaving::no;
-    });
     const std::int32_t status = peer->status();
-    if (box_) box_->say_death(peer->identity().pid, peer->identity().start, status, peer->replaced());
+    const bool in_order =
+        std::all_of(seats.begin(), seats.end(), [&](const Seat& seat) { return has_left(seat, status); });
     deaths.push_back({found->second.job_rank, peer->identity(), status, peer->replaced(), in_order});
+  }
+  // Of several that died before this look, those that a launcher ended came last.
+  std::stable_partition(deaths.begin(), deaths.end(), [](const Death& death) { return !is_terminated(death.status); });
+  for (const Death& death : deaths) {
+    if (box_) box_->say_death(death.job_rank, death.identity, death.status, death.replaced);
   }
   return deaths;
 }
@@ -226,16 +266,9 @@ void PeerWatch::tell(const std::vector<Death>& deaths) {
     if (failure_known_ || folder_.empty()) return;
     folder = folder_;
   }
-  // Of several that died at once, those that a launcher ended come last.
-  const auto is_terminated = [](const Death& death) {
-    return WIFSIGNALED(death.status) && WTERMSIG(death.status) == SIGTERM;
-  };
-  const Death* first = nullptr;
-  for (const Death& death : deaths) {
-    if (death.in_order || !is_failure(death.status)) continue;
-    if (first == nullptr || (is_terminated(*first) && !is_terminated(death))) first = &death;
-  }
-  if (first == nullptr) return;
+  const auto first = std::find_if(deaths.begin(), deaths.end(),
+                                  [](const Death& death) { return !death.in_order && is_failure(death.status); });
+  if (first == deaths.end()) return;
   {
     const std::lock_guard lock(mutex_);
     failure_known_ = true;

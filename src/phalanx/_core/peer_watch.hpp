@@ -28,14 +28,21 @@ class PeerWatch {
   void add(const std::shared_ptr<Member>& member, const std::vector<std::shared_ptr<Peer>>& peers,
            const std::vector<int>& job_ranks, std::shared_ptr<BlackBox> box, const std::string& folder);
   void remove(const std::shared_ptr<Member>& member);
+  // Watches a process that is to be a rank of a group which is being made, until as many makings have ended as begun.
+  void begin_making();
+  void add_to_making(const std::shared_ptr<Peer>& peer, int job_rank, std::shared_ptr<BlackBox> box,
+                     const std::string& folder);
+  void end_making();
   // Looks without waiting: who is dead by now is noted before this returns.
   void look();
 
  private:
-  // A peer, and its places in the groups that this process shares with it.
+  using PeerPtr = std::shared_ptr<Peer>;
+  using Seat = std::pair<std::shared_ptr<Member>, int>;
+  // A peer, and its places in the groups that this process shares with it; no member: in one that is being made.
   struct Watched {
     int job_rank = 0;
-    std::vector<std::pair<std::shared_ptr<Member>, int>> seats;
+    std::vector<Seat> seats;
     int false_alarms = 0;
     bool done = false;  // its death is known, or it can't be watched any more
   };
@@ -46,7 +53,8 @@ class PeerWatch {
     bool replaced;  // it called exec
     bool in_order;  // it had left its groups, and speaks for itself
   };
-  using PeerPtr = std::shared_ptr<Peer>;
+
+  static bool has_left(const Seat& seat, std::int32_t status) noexcept;
 
   // Starts the thread, or has it look whom to watch.
   void start();
@@ -63,6 +71,7 @@ class PeerWatch {
   std::map<PeerPtr, Watched> watched_;
   std::shared_ptr<BlackBox> box_;
   std::string folder_;
+  int num_makings_ = 0;
   bool failure_known_ = false;  // some rank has failed before, and speaks for itself
 };
 

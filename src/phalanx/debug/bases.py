@@ -26,7 +26,7 @@ from pathlib import Path
 
 from phalanx.debug.job_folder import is_job_name
 
-__all__ = ["Base", "bases", "unlink_job"]
+__all__ = ["Base", "bases", "remake_job", "unlink_job"]
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Black boxes reserve their space; one with the usual number of calls takes half a MiB.
@@ -53,12 +53,15 @@ class Base:
         """A new job folder. Raises OSError where it can't be made here."""
         moment = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
         name = f"job-{moment}-{os.getpid()}-{secrets.token_hex(2)}"
+        self.make_named(name)
+        return self.path / name
+
+    def make_named(self, name: str) -> None:
         with self._open(make=True) as handle:
             _check_room(self.path, handle)
             os.mkdir(name, 0o700, dir_fd=handle)
         if not self.is_fixed:
             _link_job(self.path / name)
-        return self.path / name
 
     def jobs(self, linked: bool = True) -> list[Path]:
         """Folders with the names of jobs, from the oldest to the newest one; none where there is no such base."""
@@ -125,6 +128,14 @@ def bases() -> list[Base]:
     # The memory there is the groups'. A base that is a link is never followed, so its parent decides; another user may
     # have put a circle of links there.
     return [base for base in found if not _real(base.path.parent).is_relative_to(_SHARED_MEMORY)]
+
+
+def remake_job(path: Path) -> None:
+    """A job folder that was removed, under its name. Raises OSError."""
+    base = next((base for base in bases() if base.path == path.parent), None)
+    if base is None:
+        raise FileNotFoundError(errno.ENOENT, "expected a place for job folders", str(path.parent))
+    base.make_named(path.name)
 
 
 def unlink_job(path: Path) -> None:

@@ -84,7 +84,9 @@ MORE = Layout(
     ],
 )
 # One of MOST_DEATHS that follow, before the exception.
-DEATH = Layout(MORE.end, [("seen", "q"), ("pid", "q"), ("start", "Q"), ("status", "i"), ("replaced", "I")])
+DEATH = Layout(
+    MORE.end, [("seen", "q"), ("pid", "q"), ("start", "Q"), ("status", "i"), ("replaced", "H"), ("rank", "H")]
+)
 RECORD = Layout(
     0,
     [

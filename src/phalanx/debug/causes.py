@@ -137,11 +137,22 @@ def _causes_of_failure(
         return
     # It left, and its process went on.
     left = next((process for process in processes if process.box.rank == failure.blamed), None)
-    knew = left is not None and any(
-        record.failure and (record.ended_ns or 0) < failure.ns for record in left.box.records
-    )
-    if not knew:
+    if left is not None and left.box.knew_failure(failure.ns):
+        return
+    if fate is not None and not fate.is_consequence and _gave_up_making(failure):
+        yield failure.ns, fate
+    else:
         yield failure.ns, failure
+
+
+def _gave_up_making(failure: GroupFailure) -> bool:
+    """Whether the blamed rank had come to make the group, and stopped for a reason of its own: it is ending since."""
+    return failure.group.is_making and any(
+        _is_own_end(record)
+        for member in failure.group.members
+        if member.rank == failure.blamed
+        for record in member.records
+    )
 
 
 def _explain(
@@ -156,7 +167,7 @@ def _explain(
         case Fate():
             return _explain_end(found, processes, groups, fates)
         case GroupFailure():
-            return _explain_failure(found, processes)
+            return _explain_failure(found, processes, fates)
 
 
 def _explain_end(fate: Fate, processes: Sequence[Process], groups: Sequence[Group], fates: dict[int, Fate]) -> Cause:
@@ -175,7 +186,7 @@ def _explain_end(fate: Fate, processes: Sequence[Process], groups: Sequence[Grou
     return end
 
 
-def _explain_failure(failure: GroupFailure, processes: Sequence[Process]) -> Cause:
+def _explain_failure(failure: GroupFailure, processes: Sequence[Process], fates: dict[int, Fate]) -> Cause:
     """Of a group that failed by a timeout, by an abort, or because a rank left it."""
     group, call = failure.group, failure.call
     member = next(member for member in group.members if call in member.records)
@@ -190,6 +201,10 @@ def _explain_failure(failure: GroupFailure, processes: Sequence[Process]) -> Cau
             hang.timed_out = hang.group.identity == group.identity and _is_same(hang.call, call)
         if hang is not None:
             return hang
+    fate = fates.get(member.rank)
+    if group.is_making and fate is not None and fate.exception:
+        # Ranks can't make the group together; its text says why.
+        return End(fate.process, fate)
     return FirstFailure(group, member, call, failure.blamed if call.failure == ABORTED else None)
 
 
@@ -269,7 +284,7 @@ def _waits_of(group: Group, now_ns: int, patience_ns: int) -> list[Wait]:
     waits = []
     for member in group.members:
         for call in (member.current, member.message):
-            if call is None or _is_young(member, call, now_ns, patience_ns):
+            if call is None or _is_young(member, call, now_ns, patience_ns) or _is_own_end(call):
                 continue
             missing = _missing(by_rank, member, call)
             gone = _gone(group, missing) if _failed_early(call) else []
@@ -281,6 +296,11 @@ def _waits_of(group: Group, now_ns: int, patience_ns: int) -> list[Wait]:
 def _is_young(member: Member, call: Record, now_ns: int, patience_ns: int) -> bool:
     is_running = member.process is not None and member.process.ending == RUNNING
     return is_running and call.state != "failed" and now_ns - _begin_ns(call) < patience_ns
+
+
+def _is_own_end(call: Record) -> bool:
+    """Whether it is a making that the rank gave up for a reason of its own: it waits for nobody."""
+    return call.is_making and call.state == "failed" and not call.failure
 
 
 def _failed_early(call: Record) -> bool:

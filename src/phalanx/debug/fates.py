@@ -104,15 +104,14 @@ def fates_of(processes: Sequence[Process], failures: Sequence[GroupFailure]) -> 
         if box.ended_ns is not None:
             status = box.status if status == _UNKNOWN else status
             fate = Fate(process, box.ended_ns, status, box.exception, box.is_consequence)
+            if fate.signal and not fate.exception:
+                # It was ending in order, and was killed before it was done.
+                fate.ns = max(ns, box.ended_ns)
         elif process.ending == DIED and box.rank >= 0:
             fate = Fate(process, min(ns, lost.get(box.rank, math.inf)), status)
             fate.is_replaced = (box.pid, box.start) in replaced
         else:
             continue
-        fate.is_consequence = fate.is_consequence or _has_seen_failure(process, fate.ns)
+        fate.is_consequence = fate.is_consequence or box.knew_failure(fate.ns)
         fates[box.rank] = fate
     return fates
-
-
-def _has_seen_failure(process: Process, ns: float) -> bool:
-    return any(record.failure and (record.ended_ns or 0) < ns for record in process.box.records)

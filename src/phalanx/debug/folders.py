@@ -1,8 +1,9 @@
 """Job folders: where the black boxes of a job lie while it runs, and after it if it failed.
 
-Every process of a job holds a shared lock on `<folder>/lock` while it lives; the system gives it back when the process
-is killed. Whoever gets the lock for itself alone is the last, and knows that nobody writes there any more. It removes
-the folder if every box in it says that its process ended well.
+Every process of a job holds a shared lock on `<folder>/lock` until it has left its groups in order, or ends; the system
+gives it back when the process is killed. Whoever gets the lock for itself alone is the last, and knows that nobody
+writes there any more. It removes the folder if every box in it says that its process ended well. A process that comes
+back finds the folder, or makes it again under its name.
 
 Nothing here may break a run: what goes wrong is logged, and the caller goes on without a folder.
 """
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from phalanx.debug.bases import Base, bases, unlink_job
+from phalanx.debug.bases import Base, bases, remake_job, unlink_job
 from phalanx.debug.box_layout import HEADER
 from phalanx.debug.job_folder import LOCK, JobFolder, try_lock
 from phalanx.debug.records import ENDED_WELL, RUNNING, read_header
@@ -39,7 +40,9 @@ _AGE = 60.0
 # Seconds that a process waits for others that end at the same time, and between two looks.
 _PATIENCE, _PAUSE = 1.0, 0.001
 # The ending in a box, as in _core/black_box.hpp.
-_WELL, _FAILED = 1, 2
+_RUNNING, _WELL, _FAILED = range(3)
+# A folder that vanishes while it is joined is made anew so many times.
+_MOST_TRIES = 10
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -108,13 +111,35 @@ class Membership:
         with JobFolder.own(path) as folder:
             lock = folder.open_lock()
             try:
+                # Not while a process that leaves has it alone, only to see whether it may remove the folder.
+                with _one_by_one(folder):
+                    is_locked = try_lock(lock, fcntl.LOCK_SH)
                 # Whoever has it alone is about to remove the folder, or has.
-                if not try_lock(lock, fcntl.LOCK_SH) or not os.fstat(lock).st_nlink:
+                if not is_locked or not os.fstat(lock).st_nlink:
                     raise FileNotFoundError(f"{folder.path} was removed")
             except BaseException:
                 os.close(lock)
                 raise
             return cls(folder, lock)
+
+    @classmethod
+    def rejoin(cls, path: Path) -> Membership:
+        """Of a folder that this process has left; made again under its name where it was removed since."""
+        for _ in range(_MOST_TRIES):
+            # It may be removed at any time, until this process has its lock.
+            with contextlib.suppress(FileExistsError):
+                remake_job(path)
+            with contextlib.suppress(FileNotFoundError):
+                return cls.join(path)
+        raise FileNotFoundError(f"{path} was removed")
+
+    def take_up(self, move: Callable[[int], None]) -> None:
+        """The box of this process goes on, in a new file where the old one was removed (`move`)."""
+        with self.open() as folder:
+            if not folder.names(self.box.name):
+                with self.made_box() as handle:
+                    move(handle)
+            _mark(folder, self.box.name, _RUNNING, before=ENDED_WELL)
 
     def open(self) -> JobFolder:
         """The same folder, and no other that has come in its place."""
@@ -189,9 +214,9 @@ def _identity_of(handle: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _mark(folder: JobFolder, name: str, ending: int) -> None:
+def _mark(folder: JobFolder, name: str, ending: int, before: str = RUNNING) -> None:
     with contextlib.suppress(FileNotFoundError, ValueError), folder.open(name, os.O_RDWR) as file:
-        if read_header(file).ending == RUNNING:
+        if read_header(file).ending == before:
             offset, code = HEADER.places["ending"]
             os.pwrite(file.handle, struct.pack(f"<{code}", ending), offset)
 

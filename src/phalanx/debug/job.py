@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from phalanx.debug.records import DIED, FAILED, Box, GroupName, Record
+from phalanx.debug.records import DIED, ENDED_WELL, FAILED, Box, GroupName, Record
 
 __all__ = [
     "Disagreement",
@@ -21,6 +21,7 @@ __all__ = [
     "newest_group",
     "newest_processes",
     "num_groups",
+    "with_deaths",
 ]
 
 # What tells groups apart: their identity, or what else is known where they have none.
@@ -108,6 +109,7 @@ class Group:
     desc: str
     members: list[Member]
     identity: str = ""
+    is_making: bool = False  # it has not been made: its records are those of its making
     # Of several groups of one name and the same ranks, which one this is, in the order of their first calls.
     number: int = 1
 
@@ -173,14 +175,33 @@ def newest_processes(processes: Iterable[Process]) -> list[Process]:
     return [ranked[rank] for rank in sorted(ranked)] + others
 
 
+def with_deaths(processes: Sequence[Process]) -> list[Process]:
+    """The same, as far as others have seen them die, and those that died without a box.
+
+    A process that has left its groups in order says so in its box, and may be killed afterwards; its box may be gone.
+    """
+    deaths = {(death.pid, death.start): death for process in processes for death in process.box.deaths}
+    found = []
+    for process in processes:
+        is_seen = (process.box.pid, process.box.start) in deaths and process.box.ended_ns is None
+        found.append(Process(process.box, DIED) if is_seen and process.ending == ENDED_WELL else process)
+    ranks = {process.box.rank for process in processes}
+    for death in sorted(deaths.values(), key=lambda death: death.seen_ns):
+        if death.rank >= 0 and death.rank not in ranks and not death.is_replaced:
+            ranks.add(death.rank)
+            found.append(Process(Box.missing(death), DIED))
+    return sorted(found, key=lambda process: (process.box.rank < 0, process.box.rank))
+
+
 def groups_of(processes: Sequence[Process]) -> list[Group]:
     """The groups in which there were calls, in the order of their first ones."""
     by_rank = {process.box.rank: process for process in processes if process.box.rank >= 0}
     found: dict[_Key, dict[int, Member]] = {}
     names: dict[_Key, GroupName] = {}
     num_members = 0
+    makings = _open_makings(processes)
     for process in processes:
-        for key, (name, records) in _records_by_group(process.box).items():
+        for key, (name, records) in _records_by_group([*process.box.records, *makings[id(process)]]).items():
             names.setdefault(key, name)
             if key not in found:
                 num_members += len(name.ranks)
@@ -198,7 +219,8 @@ def groups_of(processes: Sequence[Process]) -> list[Group]:
             _keep_newest(ordered)
         for member in ordered:
             member.look()
-        groups.append(Group(names[key].name, names[key].desc, ordered, names[key].identity))
+        is_making = any(record.is_making for member in ordered for record in member.records)
+        groups.append(Group(names[key].name, names[key].desc, ordered, names[key].identity, is_making))
     groups = sorted((group for group in groups if group.has_records), key=lambda group: group.first_ns)
     seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for group in groups:
@@ -209,15 +231,34 @@ def groups_of(processes: Sequence[Process]) -> list[Group]:
 
 def num_groups(processes: Sequence[Process]) -> int:
     """How many groups there were calls in, also those that `groups_of` has no room for."""
-    return len({key for process in processes for key in _records_by_group(process.box)})
+    makings = _open_makings(processes)
+    found = [_records_by_group([*process.box.records, *makings[id(process)]]) for process in processes]
+    return len({key for groups in found for key in groups})
 
 
-def _records_by_group(box: Box) -> dict[_Key, tuple[GroupName, list[Record]]]:
+def _open_makings(processes: Sequence[Process]) -> dict[int, list[Record]]:
+    """Of groups that were not made in the end, by process.
+
+    Ranks that failed to meet may try again. Once they have met, each has come to that meeting after all that failed.
+    """
+    all_makings = [record for process in processes for record in process.box.makings]
+    met: dict[str, int] = {}
+    for record in all_makings:
+        if record.state == "completed":
+            place = record.group.identity
+            met[place] = max(met.get(place, 0), record.created_ns)
+    return {
+        id(process): [each for each in process.box.makings if each.created_ns > met.get(each.group.identity, 0)]
+        for process in processes
+    }
+
+
+def _records_by_group(records: Sequence[Record]) -> dict[_Key, tuple[GroupName, list[Record]]]:
     """With the newest name of each. Records whose group found no room in the box are left out."""
     found: dict[_Key, tuple[GroupName, list[Record]]] = {}
     # A box has one object for each of its groups; comparing those would mean to compare all of their ranks.
     lists: dict[int, list[Record]] = {}
-    for record in box.records:
+    for record in records:
         group = record.group
         if id(group) not in lists:
             if group.rank < 0:

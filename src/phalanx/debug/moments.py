@@ -15,11 +15,17 @@ def as_of(processes: Sequence[Process], ns: int) -> list[Process]:
     """The processes just before the moment. All of them were running: those that were not have no call under way."""
     return [
         Process(
-            replace(process.box, records=[record for each in process.box.records if (record := _record_at(each, ns))]),
+            replace(
+                process.box, records=_records_at(process.box.records, ns), makings=_records_at(process.box.makings, ns)
+            ),
             RUNNING,
         )
         for process in processes
     ]
+
+
+def _records_at(records: Sequence[Record], ns: int) -> list[Record]:
+    return [record for each in records if (record := _record_at(each, ns))]
 
 
 def _record_at(record: Record, ns: int) -> Record | None:

@@ -21,12 +21,14 @@ from phalanx import _native
 from phalanx.debug import answers, flight
 from phalanx.debug.absence import MOST_RECORDS, Asker, describe_absent, last_calls
 from phalanx.debug.finite import describe_not_finite
+from phalanx.debug.makings import Makings, rank_in_job
 from phalanx.debug.own_box import own_box
 from phalanx.errors import REPORT_NOTE, InvalidCall, PhalanxError
 from phalanx.log import logger
 from phalanx.printable import printable
 from phalanx.transports import limits
 from phalanx.transports.hooks import Observer, observe
+from phalanx.transports.identities import Identity
 from phalanx.transports.levels import logs_creation
 from phalanx.transports.recording import group_text
 from phalanx.transports.refusals import Refusal, awaited_refusals
@@ -116,9 +118,10 @@ class _Watching(Observer):
         # The garbage collector may call `failed` in the middle of `failed`: no locks, and every step is atomic.
         self._told: dict[str, int] = {}
         self._numbers = itertools.count(1)
+        self._makings = Makings()
         # The timer that is to write the trace, if there is one.
         self._dump_timers: dict[str, threading.Timer] = {}
-        # Exceptions that were on their way when groups were left, and when: peers know since then.
+        # Exceptions that were on their way when groups were left or not made, and when: peers know since then.
         self._left_with: list[tuple[int, int]] = []
         # Groups in whose inputs something was found already.
         self._not_finite: weakref.WeakSet[GroupInfo] = weakref.WeakSet()
@@ -127,6 +130,7 @@ class _Watching(Observer):
     def _forget(self) -> None:
         self._seen = {}
         self._told = {}
+        self._makings = Makings()
         self._numbers = itertools.count(1)
         self._dump_timers = {}
 
@@ -135,7 +139,29 @@ class _Watching(Observer):
         return own_box().offer_folder()
 
     @_harmless(_nothing)
+    def coming(self, info: GroupInfo, place: str, number: int, timeout: float) -> None:
+        self._makings.begin(own_box(), info, place, number, timeout)
+
+    @_harmless(_nothing)
+    def expecting(self, info: GroupInfo, rank: int, identity: Identity) -> None:
+        self._makings.expect(own_box(), info, rank, identity)
+
+    @_harmless(_nothing)
+    def not_made(self, info: GroupInfo, folder: str, error: BaseException) -> None:
+        self._keep_time_of(error)
+        self._makings.fail(own_box(), info, folder, error)
+        if isinstance(error, PhalanxError):
+            self.failed(error)
+
+    @_harmless(_nothing)
     def joined(self, transport: ShmTransport, info: GroupInfo, folder: str) -> None:
+        try:
+            self._join(transport, info, folder)
+        finally:
+            # Its deaths are watched from now on as those of a group.
+            self._makings.end(own_box(), info)
+
+    def _join(self, transport: ShmTransport, info: GroupInfo, folder: str) -> None:
         group = transport.native
         if group is None:
             return
@@ -146,7 +172,7 @@ class _Watching(Observer):
         # As of now: tests change it.
         _native.set_slow(slow_seconds(), self.tell_slow, self.tell_refused)
         if box is not None and not self._seen:
-            own.set_rank(_world_rank(info), info.size)
+            own.set_rank(rank_in_job(info), info.size)
         if box is not None:
             group.watch_deaths(box, list(info.global_ranks or range(info.size)), str(own.folder or ""))
         token = next(self._tokens)
@@ -186,14 +212,16 @@ class _Watching(Observer):
     @_harmless(_nothing)
     def leaving(self, transport: ShmTransport) -> None:
         self._tell_notes()
-        exception = sys.exception()
-        if exception is not None:
-            self._left_with = [*self._left_with[-_MOST_LEFT_WITH:], (id(exception), time.monotonic_ns())]
+        self._keep_time_of(sys.exception())
         for token, seen in list(self._seen.items()):
             if seen.transport() is transport:
                 self._seen.pop(token, None)
         if not self._seen:
             answers.stop()
+
+    def _keep_time_of(self, exception: BaseException | None) -> None:
+        if exception is not None:
+            self._left_with = [*self._left_with[-_MOST_LEFT_WITH:], (id(exception), time.monotonic_ns())]
 
     @_harmless(_nothing)
     def raised(self, exception: BaseException, words: str) -> None:
@@ -201,7 +229,7 @@ class _Watching(Observer):
         # Nobody failed who exits with code 0.
         if isinstance(exception, SystemExit) and not exception.code:
             return
-        own.failed = True
+        own.fail()
         if words:
             chain = list(_chain(exception))
             is_consequence = any(isinstance(each, PhalanxError) and not isinstance(each, InvalidCall) for each in chain)
@@ -212,6 +240,12 @@ class _Watching(Observer):
     @_harmless(_nothing)
     def ending(self) -> None:
         own_box().say_end()
+
+    @_harmless(_nothing)
+    def left(self) -> None:
+        if sys.exception() is None:
+            self._dump()
+            own_box().leave()
 
     @_harmless(_nothing)
     def exiting(self) -> None:
@@ -266,7 +300,7 @@ class _Watching(Observer):
     @_harmless(_nothing)
     def failed(self, error: PhalanxError) -> None:
         own = own_box()
-        own.failed = True
+        own.fail()
         if own.folder is None or error.rank is None:
             return
         _point_to_report(error)
@@ -356,10 +390,6 @@ def _point_to_report(exception: BaseException) -> None:
     note = printable(f"{REPORT_NOTE}{folder}")
     if folder is not None and note not in getattr(exception, "__notes__", ()):
         exception.add_note(note)
-
-
-def _world_rank(info: GroupInfo) -> int:
-    return info.global_ranks[info.rank] if info.global_ranks else info.rank
 
 
 def _log_creation(info: GroupInfo, group: _native.Group, path: str) -> None:

@@ -1,4 +1,9 @@
-"""The black box of this process: made with its first group, in the folder of its job, and left behind if it fails."""
+"""The black box of this process: made with its first group, in the folder of its job, and left behind if it fails.
+
+A process that has left all of its groups in order has left the folder, too, and the last process that does so removes
+it: how the process ends is its own business, and nobody hears of `os._exit`. Where it makes another group, or fails
+after all, its box comes back to the folder, with all that it had.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +40,8 @@ class OwnBox:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._membership: Membership | None = None
+        # The folder that this process has left, and may come back to.
+        self._left: Path | None = None
         self.box: _native.BlackBox | None = None
         self.failed = False
         self.rank = 0
@@ -51,6 +58,7 @@ class OwnBox:
     def offer_folder(self) -> str:
         """For the first rank of a group: where the others are to have their boxes, too."""
         with self._lock:
+            self._come_back()
             if self._membership is None and self.box is None and num_calls() > 0:
                 self._join("")
             return str(self.folder or "")
@@ -60,6 +68,7 @@ class OwnBox:
         if num_calls() == 0:
             return None
         with self._lock:
+            self._come_back()
             if self.box is None:
                 if self._membership is None:
                     self._join(folder)
@@ -122,6 +131,35 @@ class OwnBox:
             if membership is not None:
                 membership.end(False)
             return None
+
+    def leave(self) -> None:
+        """All groups were left in order."""
+        with self._lock:
+            if self._membership is not None and self.box is not None and not self.failed:
+                membership, self._membership = self._membership, None
+                self._left = membership.folder
+                membership.end(False)
+
+    def fail(self) -> None:
+        """A group has failed, or an exception ends the process: the box stays."""
+        self.failed = True
+        self.come_back()
+
+    def come_back(self) -> None:
+        """To the folder that this process has left: it makes another group, or has failed."""
+        with self._lock:
+            self._come_back()
+
+    def _come_back(self) -> None:
+        folder, self._left = self._left, None
+        if folder is None or self.box is None:
+            return
+        try:
+            membership = Membership.rejoin(folder)
+            membership.take_up(self.box.move_to)
+            self._membership = membership
+        except OSError as error:
+            logger.info("the black box stays in memory: %s", describe_problem(error))
 
     def set_rank(self, rank: int, world_size: int) -> None:
         """Of the groups that are made from now on."""

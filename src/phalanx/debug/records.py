@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from phalanx import _native
@@ -37,6 +37,7 @@ __all__ = [
     "FAILED",
     "LEFT",
     "LOST",
+    "MAKING",
     "MISFIT",
     "MISMATCH",
     "RUNNING",
@@ -65,6 +66,8 @@ _MOST_PID = 2**31 - 1
 _MOST_RECORDS = 100_000
 _RECORDS_AT_ONCE = 4096
 
+# What the making of a group is called.
+MAKING = "new_group"
 # How a process ended, or that it has not.
 RUNNING = "running"
 ENDED_WELL = "ended well"
@@ -113,6 +116,11 @@ class Record:
         return self.op in ("send", "recv")
 
     @property
+    def is_making(self) -> bool:
+        """Of a group, and no call."""
+        return self.op == MAKING
+
+    @property
     def has_begun(self) -> bool:
         """Not queued any more, and not refused because the group was broken already."""
         return self.started_ns is not None or self.state == "completed"
@@ -132,6 +140,7 @@ class Death:
     start: int
     status: int  # as waitpid gives it; UNKNOWN_STATUS
     is_replaced: bool  # it lived on, and had called exec
+    rank: int = NO_ROOT  # in the job; NO_ROOT: unknown
 
 
 @dataclass(slots=True)
@@ -162,13 +171,42 @@ class Box(Header):
     """A black box."""
 
     records: list[Record]  # by ascending number
+    # Of groups, likewise. The seq is the meeting's number; the group's identity is the place of the meeting.
+    makings: list[Record] = field(default_factory=list)
     num_left_out: int = 0  # groups for which there was no room; their records have an unknown group
+
+    @classmethod
+    def missing(cls, death: Death) -> Box:
+        """That of a process of which only its death is known."""
+        return cls(
+            path="",
+            pid=death.pid,
+            start=death.start,
+            clock_offset_ns=0,
+            rank=death.rank,
+            world_size=0,
+            capacity=0,
+            num_begun=0,
+            ending=RUNNING,
+            program="",
+            ended_ns=None,
+            exception="",
+            is_consequence=False,
+            status=_native.UNKNOWN_STATUS,
+            num_hidden=0,
+            deaths=[],
+            records=[],
+        )
 
     @property
     def last_ns(self) -> int:
         """When its process was last heard of: by a call, by a death that it saw, or by its own end; 0: never."""
         seen = [death.seen_ns for death in self.deaths]
-        return max((*(record.last_ns for record in self.records), *seen, self.ended_ns or 0))
+        return max((*(record.last_ns for record in (*self.records, *self.makings)), *seen, self.ended_ns or 0))
+
+    def knew_failure(self, ns: float) -> bool:
+        """Whether a group that the process was in, or was making, had failed before."""
+        return any(each.failure and (each.ended_ns or 0) < ns for each in (*self.records, *self.makings))
 
 
 def read_box(source: Source, most: int | None = None, room: Room | None = None) -> Box:
@@ -223,8 +261,13 @@ def _read_box(data: File | Bytes, most: int | None, room: Room) -> Box:
     offset = header.clock_offset_ns
     records = [record for _, each in raw if (record := _record(RECORD.unpack(each), texts, offset)) is not None]
     records.reverse()
-    known = {field.name: getattr(header, field.name) for field in fields(Header)}
-    return Box(**known, records=records, num_left_out=texts.num_left_out)
+    known = {each.name: getattr(header, each.name) for each in fields(Header)}
+    return Box(
+        **known,
+        records=[record for record in records if not record.is_making],
+        makings=[record for record in records if record.is_making],
+        num_left_out=texts.num_left_out,
+    )
 
 
 def _whole_records(data: File | Bytes, first: int, header: Header, most: int) -> Iterator[tuple[int, bytes]]:
@@ -314,7 +357,14 @@ def _deaths(data: bytes, offset: int) -> Iterator[Death]:
     for number in range(MOST_DEATHS):
         death = DEATH.unpack(data, number * DEATH.size)
         if death["seen"] and 0 < death["pid"] <= _MOST_PID:
-            yield Death(death["seen"] + offset, death["pid"], death["start"], death["status"], bool(death["replaced"]))
+            yield Death(
+                death["seen"] + offset,
+                death["pid"],
+                death["start"],
+                death["status"],
+                bool(death["replaced"]),
+                death["rank"] - 1,
+            )
 
 
 def _text(data: bytes) -> str:
@@ -331,7 +381,7 @@ def _record(found: dict[str, Any], texts: Texts, offset: int) -> Record | None:
             number=found["number"],
             state=_STATES[found["state"]],
             group=texts.group(found["group"]),
-            op=_native.OPS[found["op"]],
+            op=MAKING if found["op"] == _native.MAKING else _native.OPS[found["op"]],
             seq=found["seq"],
             count=found["count"],
             bytes_in=found["bytes_in"],

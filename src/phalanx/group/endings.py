@@ -61,6 +61,7 @@ def leave(transport: Transport) -> None:
         _transports.discard(transport)
         if not _transports:
             keeper.stop()
+            observer().left()
 
 
 def patience() -> float:

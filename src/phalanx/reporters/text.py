@@ -11,7 +11,16 @@ from typing import NamedTuple
 from phalanx.debug.causes import find_cause
 from phalanx.debug.evidence import Written
 from phalanx.debug.fates import failures_of, fates_of
-from phalanx.debug.job import Group, Member, Process, find_disagreement, groups_of, newest_processes, num_groups
+from phalanx.debug.job import (
+    Group,
+    Member,
+    Process,
+    find_disagreement,
+    groups_of,
+    newest_processes,
+    num_groups,
+    with_deaths,
+)
 from phalanx.debug.records import DIED, ENDED_WELL, FAILED, RUNNING, Record
 from phalanx.reporters.blame import cause_lines
 from phalanx.reporters.wording import (
@@ -42,13 +51,14 @@ def report_lines(
     problems: Sequence[str] = (),
 ) -> list[str]:
     """`problems` are what could not be read."""
-    newest = newest_processes(processes)
+    newest = with_deaths(newest_processes(processes))
     groups = groups_of(newest)
     is_live = any(process.ending == RUNNING for process in newest)
     end_ns = now_ns if is_live else max((process.box.last_ns for process in newest), default=0)
     clock = Clock(end_ns, is_live, fates_of(newest, failures_of(groups)))
     lines = _headline(title, newest, clock)
-    older = [process for process in processes if process not in newest]
+    boxes = {id(process.box) for process in newest}
+    older = [process for process in processes if id(process.box) not in boxes]
     if older:
         lines.append(f"  left out: {processes_text(older)}, of which there are newer processes")
     lines += [f"  left out: {problem}" for problem in problems[:_MOST_LINES]]
@@ -139,7 +149,8 @@ def _member(group: Group, member: Member, clock: Clock) -> list[_Line]:
     elif member.last:
         lines.append(_done("last completed:" if behind else "done with", behind, member.last, clock))
     elif behind:
-        lines.append(_Line("behind; no collective of this group yet", "", "", 0))
+        text = "has not come" if group.is_making else "behind; no collective of this group yet"
+        lines.append(_Line(text, "", "", 0))
     if member.message:
         more = f", {member.num_open - 1} more under way" if member.num_open > 1 else ""
         lines.append(_under_way("", member.message, process, clock, more))

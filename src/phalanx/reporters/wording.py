@@ -109,6 +109,8 @@ def group_text(group: Group) -> str:
 
 def call_text(call: Record) -> str:
     """The call's name and number."""
+    if call.is_making:
+        return call.op
     if not call.is_message:
         return f"{call.op}, seq {call.seq}"
     peer = "any rank" if call.peer < 0 else f"rank {call.group.rank_in_job(call.peer)}"
@@ -124,7 +126,7 @@ def signature_text(call: Record) -> str:
         parts.append(f"tag {call.tag}")
     elif call.peer != NO_ROOT:
         parts.append(f"root {call.group.rank_in_job(call.peer)}")
-    if call.op != "barrier":
+    if call.op != "barrier" and not call.is_making:
         number = elements(call.count) if call.count >= 0 else "elements"
         parts.append(number + (f" of {call.dtype}" if call.dtype else ""))
     if call.is_list and call.num_sizes > 1:

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 # Changes with the keys and with what is under them.
-PROTOCOL = 3
+PROTOCOL = 4
 _LONGEST_KEY = 64
 _LONGEST_TEXT = 65536
 _MOST_NUMBERS = 65536
@@ -159,9 +159,11 @@ class Answer(_Told):
 
 @dataclass(frozen=True)
 class GivenUp(_Told):
-    """Why a rank, of all, gave up making the group: the error that it raised."""
+    """Why a rank, of all, gave up making the group: its own error, or what another one told it."""
 
     member: int
+    # The rank, of all, whose error it was.
+    finder: int
     kind: str
     code: str
     message: str
@@ -182,6 +184,7 @@ class GivenUp(_Told):
         fields = _Fields(value)
         return cls(
             fields.number("member", 0, 2**31),
+            fields.number("finder", 0, 2**31),
             fields.text("kind"),
             fields.text("code"),
             fields.text("message"),

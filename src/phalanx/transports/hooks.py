@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from phalanx.errors import PhalanxError
+from phalanx.transports.identities import Identity
 from phalanx.types import GroupInfo
 
 __all__ = ["Observer", "observe", "observer"]
@@ -23,6 +24,19 @@ class Observer:
         """For the first rank of a group that is being made: a folder of the job's own; empty: none."""
         return ""
 
+    def coming(self, info: GroupInfo, place: str, number: int, timeout: float) -> None:
+        """This rank comes to a meeting, to make a group; `joined` or `not_made` follows.
+
+        All ranks of the group know the meeting by its place and its number there.
+        """
+
+    def expecting(self, info: GroupInfo, rank: int, identity: Identity) -> None:
+        """A rank of the group that is being made was this process, or is."""
+
+    def not_made(self, info: GroupInfo, folder: str, error: BaseException) -> None:
+        """The making of a group has failed on this rank; the others are about to be told. `folder` is what the first
+        rank offers, as far as this rank knows."""
+
     def joined(self, transport: Any, info: GroupInfo, folder: str) -> None:
         """A group of processes was made, and has made no call. `folder` is what its first rank offers."""
 
@@ -31,6 +45,9 @@ class Observer:
 
     def leaving(self, transport: Any) -> None:
         """The group is about to be left."""
+
+    def left(self) -> None:
+        """All groups were left, and the process goes on."""
 
     def raised(self, exception: BaseException, words: str) -> None:
         """Nobody has caught it. `words` are what peers will be told of it; empty: nothing."""

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from phalanx import _native
 
-__all__ = ["NOBODY", "Identity", "forget", "has_met", "meet", "own_identity", "process_namespace"]
+__all__ = ["NOBODY", "Identity", "forget", "has_met", "last_met", "meet", "own_identity", "process_namespace"]
 
 # Of a process: its number, its start time and its program; all 0 for one that can't be watched from here.
 Identity = tuple[int, int, int]
@@ -65,6 +65,11 @@ def meet(members: Sequence[int], identities: Sequence[Identity]) -> None:
 def has_met(rank: int, identity: Identity) -> bool:
     """Whether this process is the last one that was met as this rank."""
     return identity != NOBODY and _last_met.get(rank) == identity
+
+
+def last_met(rank: int) -> Identity:
+    """The last process that was met as this rank, of all."""
+    return _last_met.get(rank, NOBODY)
 
 
 def forget(identity: Identity) -> None:

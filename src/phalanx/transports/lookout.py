@@ -7,7 +7,7 @@ Nothing here waits, and nobody is accused who may still come (identities.py, cir
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from phalanx import _native
 from phalanx.errors import CallTimeout, GroupError, PeerLost, PhalanxError
@@ -17,10 +17,11 @@ from phalanx.transports.circles import different_groups, find_circle
 from phalanx.transports.exchange import Exchange, Key
 from phalanx.transports.failures import lost_while_joining
 from phalanx.transports.hello import GivenUp, Note, key_of_ranks, quoted
+from phalanx.transports.hooks import observer
 from phalanx.transports.identities import Identity, process_namespace
 from phalanx.types import GroupInfo
 
-__all__ = ["Known", "Lookout", "Venue", "told_by"]
+__all__ = ["Known", "Lookout", "Venue"]
 
 # Ranks that are looked at each time: a large job must not keep its store busy with looking.
 _AT_ONCE = 16
@@ -54,10 +55,14 @@ class Venue:
 
     def count(self, members: Iterable[int], rank: int) -> str:
         """Under it a rank of a group counts how many times it has come for a group of these members."""
-        return f"{self._root()}/{key_of_ranks(list(members))}/comings/{rank}"
+        return f"{self.place(members)}/comings/{rank}"
+
+    def place(self, members: Iterable[int]) -> str:
+        """Of all meetings of these."""
+        return f"{self._root()}/{key_of_ranks(list(members))}"
 
     def meeting(self, members: Iterable[int], number: int) -> str:
-        return f"{self._root()}/{key_of_ranks(list(members))}/{number}/"
+        return f"{self.place(members)}/{number}/"
 
     def note(self, rank: int) -> str:
         """Of a rank, of all."""
@@ -77,6 +82,8 @@ class Lookout:
         self._next = 0
         self._has_warned = False
         self._given_up: dict[int, tuple[GivenUp, _native.Peer | None]] = {}
+        # What this rank was told, and the error that says so here.
+        self._told: tuple[PhalanxError, GivenUp] | None = None
         # Those of other groups that can't be made either.
         self.broken_meetings: list[str] = []
 
@@ -89,6 +96,7 @@ class Lookout:
     def watch(self, rank: int, identity: Identity) -> None:
         if rank != self._info.rank:
             self._peers[rank] = _native.Peer.watch(*identity)
+            observer().expecting(self._info, rank, identity)
 
     def check_alive(self) -> None:
         """Raises where any of the ranks is known to be dead."""
@@ -120,7 +128,7 @@ class Lookout:
             del self._given_up[key.rank]
         elif not self._exchange.has(key.name):
             # It has not said it before it died.
-            raise told_by(self._info, given_up)
+            raise self.told_by(given_up)
 
     def look(self, keys: list[Key], waited: float) -> None:
         """A closer look at those who still have something to say; in a large group, at some of them each time."""
@@ -234,8 +242,13 @@ class Lookout:
 
     def give_up(self, error: BaseException, process: tuple[Identity, str]) -> GivenUp:
         """What the other ranks are told of the error that ends the making of the group here."""
+        own = self._info.members[self._info.rank]
+        if self._told is not None and self._told[0] is error:
+            identity, processes = process
+            return replace(self._told[1], member=own, identity=identity, processes=processes)
         return GivenUp(
-            self._info.members[self._info.rank],
+            own,
+            own,
             type(error).__name__,
             str(getattr(error, "code", "")),
             error.message if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"[:1000],
@@ -246,11 +259,16 @@ class Lookout:
             *process,
         )
 
+    def told_by(self, given_up: GivenUp) -> PhalanxError:
+        """The error of a rank that learns that another one gave up."""
+        error = _told_by(self._info, given_up)
+        self._told = error, given_up
+        return error
 
-def told_by(info: GroupInfo, given_up: GivenUp) -> PhalanxError:
-    """The error of a rank that learns that another one gave up."""
-    rank = info.members.index(given_up.member) if given_up.member in info.members else -1
-    finder = info.describe(rank) if rank >= 0 else f"rank {given_up.member} of all"
+
+def _told_by(info: GroupInfo, given_up: GivenUp) -> PhalanxError:
+    rank = info.members.index(given_up.finder) if given_up.finder in info.members else -1
+    finder = info.describe(rank) if rank >= 0 else f"rank {given_up.finder} of all"
     if given_up.kind == "GroupError":
         return GroupError(
             given_up.message, code=given_up.code, group=info.name, rank=info.rank, op="new_group", hint=given_up.hint
@@ -261,6 +279,8 @@ def told_by(info: GroupInfo, given_up: GivenUp) -> PhalanxError:
         error.frames = tuple(given_up.frames.splitlines())
         return error
     message = f"{finder} gave up making the group: {given_up.message}"
+    if rank == info.rank:
+        message = f"this rank gave up making the group before: {given_up.message}"
     if given_up.kind == "CallTimeout":
         return CallTimeout(message, group=info.name, rank=info.rank, op="new_group", hint=given_up.hint)
     lost = PeerLost(

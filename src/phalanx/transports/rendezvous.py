@@ -34,7 +34,7 @@ from phalanx.transports.hello import Answer, GivenUp, Hello, Note, Offer
 from phalanx.transports.hooks import observer
 from phalanx.transports.identities import NOBODY, Identity, own_identity, process_namespace
 from phalanx.transports.levels import asked_level
-from phalanx.transports.lookout import Known, Lookout, Venue, told_by
+from phalanx.transports.lookout import Known, Lookout, Venue
 from phalanx.transports.shm import ShmTransport
 from phalanx.types import GroupInfo, Store
 
@@ -78,8 +78,12 @@ def join(store: Store, info: GroupInfo, timeout: float, scope: str = "", known: 
         meeting.give_up(error)
         raise
     meeting.tidy()
-    group = _native.Group(segment, info.rank)
-    group.watch(meeting.identities)
+    try:
+        group = _native.Group(segment, info.rank)
+        group.watch(meeting.identities)
+    except BaseException as error:
+        observer().not_made(info, meeting.folder, error)
+        raise
     identities.meet(info.members, meeting.identities)
     return ShmTransport(group, info, meeting.identities, meeting.folder, meeting.began_ns)
 
@@ -89,6 +93,7 @@ class _Meeting:
 
     def __init__(self, store: Store, info: GroupInfo, timeout: float, scope: str, known: Known) -> None:
         self._info = info
+        self._timeout = timeout
         # No rank makes a call in the group before this.
         self.began_ns = time.monotonic_ns()
         self._keys: set[str] = set()
@@ -108,15 +113,19 @@ class _Meeting:
         key = Key(self._venue.count(self._info.members, self._info.rank), self._info.rank)
         with _counting:
             self._choose(self._exchange.count(key) + 1)
-            while given_up := self._failure():
-                if not given_up.may_try_again:
-                    self._exchange.set(key.name, str(self._number))
-                    raise told_by(self._info, given_up)
+            while (given_up := self._failure()) and given_up.may_try_again:
                 self._choose(self._number + 1)
                 self._lookout.expect(given_up)
             self._exchange.set(key.name, str(self._number))
+        place = self._venue.place(self._info.members)
+        observer().coming(self._info, place, self._number, self._timeout)
+        if given_up:
+            raise self._lookout.told_by(given_up)
         self._tell_what_is_made()
         self._lookout.watch_known()
+        for rank, member in enumerate(self._info.members):
+            if (identity := identities.last_met(member)) != NOBODY and rank != self._info.rank:
+                observer().expecting(self._info, rank, identity)
 
     def _choose(self, number: int) -> None:
         self._number = number
@@ -132,6 +141,7 @@ class _Meeting:
 
     def give_up(self, error: BaseException) -> None:
         """Tells the other ranks why. What was said first stays: it is what the others give up for."""
+        observer().not_made(self._info, self.folder, error)
         if not self._prefix:
             return
         given_up = self._lookout.give_up(error, self._process).text()
@@ -242,7 +252,7 @@ class _Meeting:
     def _check_given_up(self) -> None:
         given_up = self._failure()
         if given_up is not None:
-            raise told_by(self._info, given_up)
+            raise self._lookout.told_by(given_up)
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
