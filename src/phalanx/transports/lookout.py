@@ -113,9 +113,11 @@ class Lookout:
     def check(self, keys: list[Key]) -> None:
         """Raises where a rank that still has something to say is dead. Asks the store about dead ranks only."""
         for key in keys:
-            self._check_given_up(key)
+            # Before the look at whether it gave up: if it dies in between, its reason counts, not its death.
             peer = self._peers.get(key.rank)
-            if peer is not None and peer.dead and not self._exchange.has(key.name):
+            is_dead = peer is not None and peer.dead
+            self._check_given_up(key)
+            if is_dead and not self._exchange.has(key.name):
                 self._check_alive(key.rank)
 
     def _check_given_up(self, key: Key) -> None:
