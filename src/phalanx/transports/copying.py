@@ -51,11 +51,11 @@ class Copying:
 
     The core carries out the collectives of a group in order, so that all it reads and writes is in order. Two things
     happen at other times, in Python: a call copies tensors that do not lie in plain memory when it is made, and what it
-    wrote to copies of its outputs comes back when somebody looks, after it has ended. Hence the invariant: as long as a
+    wrote to copies of its outputs comes back when a thread looks, after it has ended. Hence the invariant: as long as a
     collective is in flight, all memory that the core writes for it is recorded (`add_writing`), copies included, and
-    all tensors that its copies come back to (`add`). Whoever is about to read memory here (`catch_up`), or to hand
-    memory to the core (`make_way`), waits for the calls that have yet to write it. What calls read needs no record:
-    nobody writes it before they have ended but the core, in order, and copies, which come back in the order of the
+    all tensors that its copies come back to (`add`). A thread that is about to read memory here (`catch_up`), or to
+    hand memory to the core (`make_way`), waits for the calls that have yet to write it. What calls read needs no
+    record: only the core writes it before they have ended, in order, and copies, which come back in the order of the
     calls.
 
     Messages and other groups are in no order with these calls: a program waits before it uses their tensors elsewhere.
@@ -68,7 +68,7 @@ class Copying:
         self.calls = _Waiting()
         self._messages = _Waiting()
         # Collectives, and the memory that the core writes for them, as addresses from and to. Not kept by this. Ordered
-        # by address in `_written` only when somebody looks: most calls are plain, and nobody does.
+        # by address in `_written` only when a call has to look: plain calls do not.
         self.writing: deque[tuple[weakref.ref[CallInFlight], Sequence[tuple[int, int]]]] = deque()
         self._written = _Written()
 
