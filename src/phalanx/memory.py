@@ -8,17 +8,17 @@ from itertools import pairwise
 
 import torch
 
-__all__ = ["extent", "find_shared", "meet", "touches"]
+__all__ = ["Region", "extent", "find_shared", "meet", "region_of", "regions_meet", "touches"]
 
 # From and to which address, how many bytes lie side by side, and the distances in bytes between such runs.
-_Region = tuple[int, int, int, list[int]]
+Region = tuple[int, int, int, list[int]]
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses from the first byte to behind the last one."""
     if tensor.numel() == 0:
         return tensor.data_ptr(), tensor.data_ptr()
-    start, end, _, _ = _region(tensor)
+    start, end, _, _ = region_of(tensor)
     return start, end
 
 
@@ -26,14 +26,14 @@ def meet(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors may share a byte. No: they lie apart, or between each other, as columns of a matrix do."""
     if one.numel() == 0 or other.numel() == 0:
         return False
-    return _regions_meet(_region(one), _region(other))
+    return regions_meet(region_of(one), region_of(other))
 
 
 def touches(tensor: torch.Tensor, start: int, end: int) -> bool:
     """Whether a tensor may have a byte between these addresses."""
     if start >= end or tensor.numel() == 0:
         return False
-    return _regions_meet(_region(tensor), (start, end, end - start, []))
+    return regions_meet(region_of(tensor), (start, end, end - start, []))
 
 
 def find_shared(tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
@@ -42,13 +42,13 @@ def find_shared(tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
     for i, tensor in enumerate(tensors):
         start, size = tensor.data_ptr(), tensor.nbytes
         if start and size:
-            region = (start, start + size, size, []) if tensor.is_contiguous() else _region(tensor)
+            region = (start, start + size, size, []) if tensor.is_contiguous() else region_of(tensor)
             regions.append((region, i))
     regions.sort()
     # Of most lists all tensors lie apart.
     if all(one[1] <= other[0] for (one, _), (other, _) in pairwise(regions)):
         return None
-    cluster: list[tuple[_Region, int]] = []
+    cluster: list[tuple[Region, int]] = []
     reach = 0
     for region, i in regions:
         if region[0] >= reach:
@@ -61,7 +61,7 @@ def find_shared(tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
     return _find_in_cluster(tensors, cluster)
 
 
-def _find_in_cluster(tensors: Sequence[torch.Tensor], cluster: list[tuple[_Region, int]]) -> tuple[int, int] | None:
+def _find_in_cluster(tensors: Sequence[torch.Tensor], cluster: list[tuple[Region, int]]) -> tuple[int, int] | None:
     """Of tensors whose extents overlap: their regions, by address, and their places in the list."""
     period = math.gcd(*(step for (*_, steps), _ in cluster for step in steps))
     if period:
@@ -73,7 +73,7 @@ def _find_in_cluster(tensors: Sequence[torch.Tensor], cluster: list[tuple[_Regio
         for other, j in cluster[n + 1 :]:
             if other[0] >= region[1]:
                 break
-            if _regions_meet(region, other) and _share(tensors[i], tensors[j]):
+            if regions_meet(region, other) and _share(tensors[i], tensors[j]):
                 return min(i, j), max(i, j)
     return None
 
@@ -96,7 +96,8 @@ def _addresses(tensor: torch.Tensor) -> torch.Tensor:
     return addresses
 
 
-def _regions_meet(one: _Region, other: _Region) -> bool:
+def regions_meet(one: Region, other: Region) -> bool:
+    """`meet`, where the regions are known."""
     (start, end, run, steps), (other_start, other_end, other_run, other_steps) = one, other
     if start >= other_end or other_start >= end:
         return False
@@ -106,7 +107,7 @@ def _regions_meet(one: _Region, other: _Region) -> bool:
     return not (period and run <= distance <= period - other_run)
 
 
-def _region(tensor: torch.Tensor) -> _Region:
+def region_of(tensor: torch.Tensor) -> Region:
     """Of a tensor that has elements."""
     start = tensor.data_ptr()
     width = run = tensor.element_size()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -29,6 +30,11 @@ SUM, AVG, MIN, BAND, PREMUL_SUM = 0, 1, 3, 5, 8
 
 def t(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(*shape, dtype=dtype)
+
+
+def nested(layout: torch.layout) -> Tensor:
+    with warnings.catch_warnings(action="ignore"):
+        return torch.nested.nested_tensor([t(2)], layout=layout)
 
 
 # One way to give a tensor to each op, and as what it is taken.
@@ -78,6 +84,10 @@ WRONG_TENSORS: dict[str, tuple[Any, str]] = {
     "a number": (3.0, "INVALID:TENSOR"),
     "None": (None, "INVALID:TENSOR"),
     "sparse": (t(2).to_sparse(), "INVALID:LAYOUT"),
+    "MKLDNN": (t(2).to_mkldnn(), "INVALID:LAYOUT"),
+    "nested, strided": (nested(torch.strided), "INVALID:LAYOUT"),
+    "nested, jagged": (nested(torch.jagged), "INVALID:LAYOUT"),
+    "not initialized": (torch.nn.UninitializedParameter(), "INVALID:TENSOR"),
     "another device": (torch.zeros(2, device="meta"), "INVALID:DEVICE"),
 }
 

@@ -112,6 +112,13 @@ def test_a_record_that_is_being_written_is_left_out() -> None:
     assert [record.seq for record in read_box(data).records] == [1, 3]
 
 
+def test_a_record_that_is_being_marked_is_read() -> None:
+    """Also after the process has died in the middle of it."""
+    data = make_box(Call(seq=1), Call(seq=2), Call(seq=3))
+    struct.pack_into("<Q", data, RECORDS_OFFSET + RECORD_BYTES, 2 | 1 << 63)
+    assert [(record.number, record.seq) for record in read_box(data).records] == [(1, 1), (2, 2), (3, 3)]
+
+
 @pytest.mark.parametrize("moment", [1, 2])
 def test_a_record_that_changes_meanwhile_is_left_out(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
     data = make_box(Call(seq=1), Call(seq=2), capacity=2)

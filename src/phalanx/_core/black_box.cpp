@@ -76,28 +76,39 @@ void* map_memory(std::size_t bytes) {
 
 }  // namespace
 
+void BoxEntry::number(std::uint64_t seq) const noexcept {
+  if (!claim()) return;
+  record_->seq.store(seq, std::memory_order_relaxed);
+  release();
+}
+
 void BoxEntry::start(Clock::time_point time) const noexcept {
-  if (!is_there()) return;
+  if (!claim()) return;
   record_->started.store(nanoseconds(time), std::memory_order_relaxed);
   record_->state.store(static_cast<std::uint32_t>(CallState::started), std::memory_order_release);
+  release();
 }
 
 void BoxEntry::blame(const Failure& failure) const noexcept {
-  if (!is_there()) return;
+  if (!claim()) return;
   const bool is_gone = failure.kind == FailureKind::left || failure.kind == FailureKind::lost;
   const std::int32_t blamed = is_gone ? failure.peer : failure.kind == FailureKind::aborted ? failure.rank : -1;
   record_->failure = static_cast<std::uint8_t>(failure.kind);
   record_->blamed = static_cast<std::uint16_t>(blamed + 1);
+  release();
 }
 
 void BoxEntry::end(bool well) const noexcept {
-  if (!is_there()) {
+  const std::int64_t now = header_ != nullptr ? nanoseconds(Clock::now()) : 0;
+  if (!claim()) {
+    // The call that took the place counted this one.
     if (header_ != nullptr) header_->num_hidden.fetch_sub(1, std::memory_order_relaxed);
     return;
   }
-  record_->ended.store(nanoseconds(Clock::now()), std::memory_order_relaxed);
+  record_->ended.store(now, std::memory_order_relaxed);
   record_->state.store(static_cast<std::uint32_t>(well ? CallState::completed : CallState::failed),
                        std::memory_order_release);
+  release();
 }
 
 BlackBox::BlackBox(int fd, std::uint32_t capacity, int rank, int world_size, const std::string& program)
@@ -157,19 +168,32 @@ std::uint32_t BlackBox::offset_of(const Location& location) {
   return offset;
 }
 
+std::pair<BoxRecord*, std::uint64_t> BlackBox::take_place() noexcept {
+  std::uint64_t id = header().next.load(std::memory_order_relaxed);
+  for (;;) {
+    // The ids of places that are left out are left out as well. No division: it takes longer than all the rest.
+    ++id;
+    BoxRecord* place = next_;
+    if (++next_ == end_) next_ = records();
+    std::uint64_t found = place->id.load(std::memory_order_relaxed);
+    if ((found & kMarking) == 0 &&
+        place->id.compare_exchange_strong(found, 0, std::memory_order_acquire, std::memory_order_relaxed)) {
+      header().next.store(id, std::memory_order_relaxed);
+      return {place, id};
+    }
+  }
+}
+
 BoxEntry BlackBox::begin(const BoxCall& call) {
-  const std::uint64_t id = header().next.load(std::memory_order_relaxed) + 1;
-  header().next.store(id, std::memory_order_relaxed);
-  // No division: it takes longer than all the rest.
-  BoxRecord& made = *next_;
-  if (++next_ == end_) next_ = records();
+  const auto [place, id] = take_place();
+  BoxRecord& made = *place;
   // A call that is still in flight has no record from now on.
   const std::uint32_t state = made.state.load(std::memory_order_relaxed);
   if (state == static_cast<std::uint32_t>(CallState::scheduled) ||
       state == static_cast<std::uint32_t>(CallState::started)) {
     header().num_hidden.fetch_add(1, std::memory_order_relaxed);
   }
-  made.id.store(0, std::memory_order_relaxed);
+  // Readers see the id 0 before any of what follows.
   std::atomic_thread_fence(std::memory_order_release);
   made.state.store(static_cast<std::uint32_t>(CallState::scheduled), std::memory_order_relaxed);
   made.group = call.group;

@@ -2,10 +2,12 @@
 //
 //   Header (a page) | arena (texts, each ended by a zero byte) | Record[capacity]
 //
-// A record is written by the thread that makes the call, its state by whoever goes on with the call; nobody locks
-// anything, and nobody calls the system. Other processes may read the file at any time: a record whose id is the same
-// before and after reading it was read whole. A record's texts are offsets into the arena, which only grows; 0 is a
-// text that found no room. Parts of a text are divided by kDivider:
+// A record is written by the thread that makes the call, and marked by the threads that go on with the call, one at a
+// time. Nobody waits, and nobody calls the system. A call that ends late may have lost its place to a newer one: so a
+// marker first adds kMarking to the record's id, which fails if the id is another call's, and a new call leaves out a
+// place that is being marked. Other processes may read the file at any time: a record whose id, without kMarking, is
+// the same before and after reading it was read whole. A record's texts are offsets into the arena, which only grows; 0
+// is a text that found no room. Parts of a text are divided by kDivider:
 //
 //   of a place in the program   file, line, function
 //   of a group                  name, description, this rank in it, its ranks in the world ("0-2,5"), its identity
@@ -20,6 +22,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "futex.hpp"
@@ -80,7 +83,7 @@ struct BoxHeader {
 };
 
 struct alignas(kLine) BoxRecord {
-  std::atomic<std::uint64_t> id;  // from 1; 0 while the record is being written
+  std::atomic<std::uint64_t> id;  // from 1; 0 while the record is being written; with kMarking while it is marked
   std::atomic<std::uint32_t> state;
   std::uint32_t group;
   std::atomic<std::uint64_t> seq;
@@ -107,6 +110,7 @@ inline constexpr std::uint8_t kListed = 8;
 // In place of an op: the making of the group. Its seq is the number of the meeting, its group's identity is the place
 // where the ranks meet.
 inline constexpr std::uint8_t kMaking = 255;
+inline constexpr std::uint64_t kMarking = std::uint64_t{1} << 63;
 
 static_assert(sizeof(BoxHeader) <= kPage);
 static_assert(sizeof(BoxRecord) == kLine);
@@ -131,6 +135,7 @@ struct BoxCall {
 };
 
 // The record of a call that may still be under way. Does nothing where there is none, or where another has its place.
+// One thread at a time.
 class BoxEntry {
  public:
   BoxEntry() = default;
@@ -138,16 +143,27 @@ class BoxEntry {
       : record_(record), id_(id), header_(header) {}
 
   std::uint64_t id() const noexcept { return id_; }
-  void number(std::uint64_t seq) const noexcept {
-    if (is_there()) record_->seq.store(seq, std::memory_order_relaxed);
-  }
+  void number(std::uint64_t seq) const noexcept;
   void start(Clock::time_point time) const noexcept;
   // Why the call is about to fail.
   void blame(const Failure& failure) const noexcept;
   void end(bool well) const noexcept;
 
+  // Whether the record is still this call's. Then it stays so until `release`, and may be written.
+  //
+  // All threads that write to a record take it by a compare-exchange of its id: markers from `id` to `id | kMarking`,
+  // begin() from an id without kMarking to 0. These are in one order, so that one of two has the record and the other
+  // leaves it alone. Acquire here and the release store that gives it back order the writes of one before those of the
+  // next.
+  bool claim() const noexcept {
+    std::uint64_t own = id_;
+    return own != 0 && record_ != nullptr &&
+           record_->id.compare_exchange_strong(own, id_ | kMarking, std::memory_order_acquire,
+                                               std::memory_order_relaxed);
+  }
+  void release() const noexcept { record_->id.store(id_, std::memory_order_release); }
+
  private:
-  bool is_there() const noexcept { return record_ != nullptr && record_->id.load(std::memory_order_relaxed) == id_; }
   BoxRecord* record_ = nullptr;
   std::uint64_t id_ = 0;
   BoxHeader* header_ = nullptr;
@@ -189,6 +205,8 @@ class BlackBox {
   BoxHeader& header() const noexcept { return *static_cast<BoxHeader*>(base_); }
   char* arena() const noexcept { return static_cast<char*>(base_) + kPage; }
   BoxRecord* records() const noexcept;
+  // The next record that nobody marks, with id 0, and the id that it is to have.
+  std::pair<BoxRecord*, std::uint64_t> take_place() noexcept;
 
   void* base_ = nullptr;
   std::size_t bytes_ = 0;

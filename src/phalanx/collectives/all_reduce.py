@@ -32,13 +32,12 @@ def plain(tensor: Tensor, reduce_op: int) -> int:
 
     Most calls are of this kind; for them no Call needs to be made.
     """
-    try:
-        code = _PLAIN_CODES.get((tensor.dtype, reduce_op), 0)
-        fits = tensor.layout is _STRIDED and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
-    except AttributeError:
-        return 0
     if type(tensor) not in PLAIN_CLASSES:
         return 0
+    code = _PLAIN_CODES.get((tensor.dtype, reduce_op), 0)
+    # The layout of a nested tensor may be strided as well.
+    fits = tensor.layout is _STRIDED and tensor.is_cpu and not tensor.is_nested
+    fits = fits and tensor.is_contiguous() and not tensor.is_neg()
     return code if fits else 0
 
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from phalanx.collectives.reduction import PREMUL_SUM, REDUCE_OPS
 from phalanx.errors import InvalidCall
@@ -195,6 +196,7 @@ def _plain_numel(tensor: Any) -> int:
             type(tensor) in PLAIN_CLASSES
             and tensor.layout is _STRIDED
             and tensor.is_cpu
+            and not tensor.is_nested
             and tensor.is_contiguous()
             and tensor.dtype not in _PACKED
         ):
@@ -234,6 +236,23 @@ def _diagnose(info: GroupInfo, op: str, name: str, tensor: Any, written: bool) -
             "TENSOR",
             f"expected {name} to be a torch.Tensor, got {type(tensor).__name__}",
             f"convert {name} with torch.as_tensor",
+        )
+    if is_lazy(tensor):
+        fail(
+            info,
+            op,
+            "TENSOR",
+            f"expected {name} to have a shape, got a parameter that is not initialized yet",
+            "run the module once with an example batch first",
+        )
+    if tensor.is_nested:
+        fail(
+            info,
+            op,
+            "LAYOUT",
+            f"expected {name} to be dense, got a nested tensor ({tensor.layout})",
+            f"pass {name}.values() if the tensors in it have the same sizes on every rank, or a dense tensor such as "
+            f"torch.nested.to_padded_tensor({name}, 0)",
         )
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise HasOwnDispatch(type(tensor).__name__)

@@ -29,13 +29,12 @@ def plain(info: GroupInfo, tensor: Any, peer: Any, tag: Any) -> int:
 
     Most messages are of this kind; for them nothing else needs to be looked at.
     """
-    try:
-        code = _PLAIN_CODES.get(tensor.dtype, 0)
-        fits = tensor.layout is _STRIDED and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
-    except AttributeError:
-        return 0
     if type(tensor) not in PLAIN_CLASSES:
         return 0
+    code = _PLAIN_CODES.get(tensor.dtype, 0)
+    # The layout of a nested tensor may be strided as well.
+    fits = tensor.layout is _STRIDED and tensor.is_cpu and not tensor.is_nested
+    fits = fits and tensor.is_contiguous() and not tensor.is_neg()
     right = type(peer) is int and 0 <= peer < info.size and type(tag) is int and 0 <= tag <= _MOST_TAG
     return code if fits and right else 0
 

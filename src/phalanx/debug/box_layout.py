@@ -17,6 +17,7 @@ __all__ = [
     "MAGIC",
     "MORE",
     "MOST_DEATHS",
+    "NUMBERS",
     "RECORD",
     "VERSIONS",
     "Layout",
@@ -27,6 +28,8 @@ VERSIONS = (1, 2)
 HEADER_BYTES = 4096
 MOST_DEATHS = 16
 EXCEPTION_BYTES = 1024
+# The bits of a record's number. The highest bit is set while the record is marked, also if the process dies meanwhile.
+NUMBERS = 2**63 - 1
 
 
 class Layout:

@@ -21,6 +21,7 @@ from phalanx.debug.box_layout import (
     MAGIC,
     MORE,
     MOST_DEATHS,
+    NUMBERS,
     RECORD,
     VERSIONS,
 )
@@ -281,12 +282,17 @@ def _whole_records(data: File | Bytes, first: int, header: Header, most: int) ->
                 raise ValueError(f"{header.path or 'these bytes'}: expected a black box, got one that is being cut")
             for index in range(num):
                 at = index * RECORD.size
-                (number,) = _NUMBER.unpack_from(read, at)
+                number = _number(read, at)
                 # A record has its place by its number.
                 if not number or (number - 1) % header.capacity != slot + index:
                     continue
-                if all(_NUMBER.unpack_from(each, at) == (number,) for each in (before, after)):
+                if all(_number(each, at) == number for each in (before, after)):
                     yield number, read[at : at + RECORD.size]
+
+
+def _number(data: bytes, at: int) -> int:
+    number: int = _NUMBER.unpack_from(data, at)[0]
+    return number & NUMBERS
 
 
 def _newest_slots(header: Header, most: int) -> list[tuple[int, int]]:
@@ -378,7 +384,7 @@ def _record(found: dict[str, Any], texts: Texts, offset: int) -> Record | None:
     started, ended = found["started"], found["ended"]
     try:
         return Record(
-            number=found["number"],
+            number=found["number"] & NUMBERS,
             state=_STATES[found["state"]],
             group=texts.group(found["group"]),
             op=MAKING if found["op"] == _native.MAKING else _native.OPS[found["op"]],

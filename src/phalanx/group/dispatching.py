@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import index
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -25,9 +25,11 @@ from phalanx.collectives import (
     reduce_scatter,
     scatter,
 )
+from phalanx.collectives.checks import PLAIN_CLASSES, fail
+from phalanx.errors import InvalidCall, PhalanxError
 from phalanx.group import torch_compat
 from phalanx.group.work import Work, Works
-from phalanx.types import Call
+from phalanx.types import Call, GroupInfo
 
 __all__ = ["Form", "present", "present_message", "tensors_of"]
 
@@ -120,7 +122,9 @@ def present(
 ) -> Any:
     """Shows a collective to modes and classes. `run` carries it out with other `args` and `results`."""
     packed = form.pack(group.boxed(), *args)
-    return _dispatch(group, form.op, (*packed, runs_async), args, results, run)
+    # Builders are in files named after their ops.
+    name = form.build.__module__.rpartition(".")[2]
+    return _dispatch(group, name, form.op, (*packed, runs_async), args, results, run)
 
 
 def present_message(
@@ -129,11 +133,12 @@ def present_message(
     """The same for "send" and "recv"; without a peer, from any source."""
     name = "send" if op == "send" else "recv_any_source_" if peer is None else "recv_"
     packed = ([tensor], group.boxed(), *(() if peer is None else (peer,)), tag)
-    return _dispatch(group, name, packed, (tensor,), [], lambda args, _: run(args[0]))
+    return _dispatch(group, op, name, packed, (tensor,), [], lambda args, _: run(args[0]))
 
 
 def _dispatch(
     group: Any,
+    name: str,
     op: str,
     packed: tuple[Any, ...],
     args: tuple[Any, ...],
@@ -149,7 +154,13 @@ def _dispatch(
         works.append(work)
         return work
 
-    work = torch_compat.dispatch(group, op, packed, carry_out)
+    has_modes = torch_compat.num_dispatch_modes() > 0
+    try:
+        work = torch_compat.dispatch(group, op, packed, carry_out)
+    except (NotImplementedError, RuntimeError) as error:
+        if has_modes or works or isinstance(error, PhalanxError):
+            raise
+        _refuse(group._info, name, given, error)
     if len(works) == 1 or all(one.pending is None for one in works):
         return work
     # A class of tensors has made several calls of one, and passes one work on.
@@ -157,6 +168,22 @@ def _dispatch(
     for one in works:
         both.add(one)
     return both
+
+
+def _refuse(info: GroupInfo, op: str, tensors: list[Tensor], error: Exception) -> NoReturn:
+    """The class of a tensor does not carry out the call."""
+    kind = next((type(tensor).__name__ for tensor in tensors if type(tensor) not in PLAIN_CLASSES), "Tensor")
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    try:
+        fail(
+            info,
+            op,
+            "TENSOR",
+            f"expected tensors whose class carries out {op}, got a {kind}, which raised: {reason}",
+            f"pass the plain tensors that the {kind} holds",
+        )
+    except InvalidCall as refused:
+        raise refused from error
 
 
 def _target(tensor: Tensor, other: Tensor) -> Tensor:

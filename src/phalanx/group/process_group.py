@@ -143,7 +143,7 @@ class ProcessGroup(JoinedGroup):
             try:
                 work = self._run(dispatching.ALL_REDUCE, (tensor, reduce_op, factor), timeout, opts, [tensor])
             except InvalidCall as error:
-                if error.code != "INVALID:LAYOUT":
+                if error.code != "INVALID:LAYOUT" or tensor.is_nested:
                     raise
                 self._group.all_reduce_sparse(tensor, reduce_op, seconds_of(timeout, self._info, "all_reduce"))
                 return Work([tensor])

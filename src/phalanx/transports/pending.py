@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.futures import Future
 
 from phalanx import _native
 from phalanx.errors import CallTimeout
-from phalanx.memory import meet, touches
 from phalanx.transports import failures, keeper, limits
-from phalanx.transports.spans import Copies, copy_back, same_view
+from phalanx.transports.copying import Copying
+from phalanx.transports.spans import Copies, copy_back
 from phalanx.types import GroupInfo
 
-__all__ = ["Copying", "ShmPending"]
+__all__ = ["ShmPending"]
 
 _FOREVER = -1.0
 _FINISHED = _native.FINISHED
@@ -138,7 +135,7 @@ class ShmPending:
         # Before the lock: peers may be asked, and other groups are not to wait for their answers.
         explained = self._explain()
         with _settling:
-            self._copying.settle(before=self)
+            self._copying.settle_before(self)
             # Settling may collect garbage, and that may settle this very call.
             if self._settled or self._group is None:
                 return
@@ -166,97 +163,6 @@ class ShmPending:
             return failures.explain(group, self._info, self.op, status, self._timeout, self._native.seq)
         except Exception as error:
             return error
-
-
-class Copying:
-    """What the collectives of a group that are in flight will write, and the copies of messages.
-
-    The core carries out the collectives of a group in order, so that all it reads and writes is in order. Two things
-    happen at other times, in Python: a call copies tensors that do not lie in plain memory when it is made, and what it
-    wrote to copies of its outputs comes back when somebody looks, after it has ended. Hence the invariant: as long as a
-    collective is in flight, all memory that the core writes for it is in `writing`, copies included, and all tensors
-    that its copies come back to are in `calls`. Whoever is about to read memory here (`catch_up`), or to hand memory to
-    the core (`make_way`), waits for the calls that have yet to write it. What calls read needs no record: nobody writes
-    it before they have ended but the core, in order, and copies, which come back in the order of the calls.
-
-    Messages and other groups are in no order with these calls: a program waits before it uses their tensors elsewhere.
-    """
-
-    __slots__ = ("calls", "writing")
-
-    def __init__(self) -> None:
-        # Calls and messages with copies, until what they wrote is where it belongs.
-        self.calls: list[ShmPending] = []
-        # Collectives, and the memory that the core writes for them, as addresses from and to. Not kept by this.
-        self.writing: deque[tuple[weakref.ref[ShmPending], Sequence[tuple[int, int]]]] = deque()
-
-    def add(self, call: ShmPending) -> None:
-        """A call or a message with copies, which is in flight."""
-        self.calls.append(call)
-
-    def add_writing(self, call: ShmPending, written: Sequence[tuple[int, int]]) -> None:
-        """A collective that is in flight."""
-        writing = self.writing
-        while writing and _is_over(writing[0][0]):
-            writing.popleft()
-        writing.append((weakref.ref(call), written))
-
-    def settle(self, before: ShmPending | None = None, messages: bool = True) -> None:
-        """Copies back what calls have written that have ended: all of them, or those before one."""
-        for call in self.calls.copy():
-            if call is before:
-                return
-            if (messages or not call.is_message) and call.ended:
-                call.finish()
-                self.forget(call)
-
-    def forget(self, call: ShmPending) -> None:
-        if call in self.calls:
-            self.calls.remove(call)
-
-    def make_way(self, tensors: Iterable[torch.Tensor]) -> Copies:
-        """Before a call with these tensors: what they hold, or will hold when the calls before have ended.
-
-        A call that takes the very same tensor as one before can use the copy, which the core reads and writes in order.
-        One that takes another view of the same memory waits until the copy is back in it.
-        """
-        tensors = list(tensors)
-        self.settle(messages=False)
-        while (call := self._last_in_the_way(tensors)) is not None:
-            # Collectives end in order: those before it have ended, too.
-            call.wait_and_finish()
-            self.settle(messages=False)
-        return [
-            (tensor, copy)
-            for tensor in tensors
-            for call in self.calls.copy()
-            for written, copy in ([] if call.is_message else call.copies)
-            if same_view(tensor, written)
-        ]
-
-    def _last_in_the_way(self, tensors: list[torch.Tensor]) -> ShmPending | None:
-        """The last collective in flight that has a copy of the memory of these tensors under another view."""
-        for call in reversed(self.calls.copy()):
-            for written, _ in [] if call.is_message else call.copies:
-                if any(not same_view(tensor, written) and meet(tensor, written) for tensor in tensors):
-                    return call
-        return None
-
-    def catch_up(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Before these tensors are read here: waits for the collectives in flight that write to them."""
-        for tensor in tensors:
-            for reference, written in self.writing.copy():
-                call = reference()
-                if call is not None and any(touches(tensor, start, end) for start, end in written):
-                    call.wait_and_finish()
-            for call in self.calls.copy():
-                if not call.is_message and any(meet(tensor, written) for written, _ in call.copies):
-                    call.wait_and_finish()
-
-
-def _is_over(reference: weakref.ref[ShmPending]) -> bool:
-    call = reference()
-    return call is None or call.is_over
 
 
 class _Over:

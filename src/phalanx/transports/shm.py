@@ -16,14 +16,16 @@ import torch
 from phalanx import _native
 from phalanx.errors import PhalanxError
 from phalanx.transports import failures, identities, limits
+from phalanx.transports.copying import Copying
 from phalanx.transports.leaving import leaving
-from phalanx.transports.pending import Copying, ShmPending
+from phalanx.transports.pending import ShmPending
 from phalanx.transports.refusals import Refusal
 from phalanx.transports.signatures import layout_of, sizes_of
 from phalanx.transports.spans import (
     IN_PLACE_OPS,
     Copies,
     Spans,
+    StandIns,
     clone,
     copy_back,
     hold,
@@ -33,7 +35,6 @@ from phalanx.transports.spans import (
     plain,
     plain_tensor,
     spans_of,
-    stand_in,
 )
 from phalanx.types import DTYPE_CODES, NO_ROOT, Call, GroupInfo
 
@@ -209,7 +210,7 @@ class ShmTransport:
         group = self._group
         if group is None:
             raise self._left(call.op)
-        stand_ins = self._copying.make_way(call.tensors()) if self._copying.calls else []
+        stand_ins = self._copying.make_way(call.tensors()) if self._copying.calls else {}
         single = _single(call, timeout)
         copies: Copies = []
         self._check_writable(call)
@@ -223,13 +224,13 @@ class ShmTransport:
         del kept
         if failed:
             raise failures.explain(group, self._info, call.op, failed[0], timeout, failed[1])
-        self._copy_back(copies)
+        self._copy_back(call.op, copies)
 
     def start(self, call: Call, timeout: float) -> ShmPending | None:
         group = self._group
         if group is None:
             raise self._left(call.op)
-        stand_ins = self._copying.make_way(call.tensors()) if self._copying.calls else []
+        stand_ins = self._copying.make_way(call.tensors()) if self._copying.calls else {}
         single = _single(call, timeout)
         copies: Copies = []
         self._check_writable(call)
@@ -242,7 +243,7 @@ class ShmTransport:
             started = group.start(kept, *arguments)
             written = [(address, address + size) for address, size in zip(addresses, sizes, strict=True)]
         if started == _FINISHED:
-            self._copy_back(copies)
+            self._copy_back(call.op, copies)
             return None
         pending = self._pending(group, started, call.op, timeout, copies)
         if written:
@@ -250,7 +251,7 @@ class ShmTransport:
         return pending
 
     def catch_up(self, tensors: Sequence[torch.Tensor]) -> None:
-        if self._copying.calls or self._copying.writing:
+        if self._copying.has_calls:
             self._copying.catch_up(tensors)
 
     def _check_writable(self, call: Call) -> None:
@@ -259,10 +260,10 @@ class ShmTransport:
             if not tensor.untyped_storage().resizable():
                 failures.check_writable(self._info, call.op, tensor)
 
-    def _copy_back(self, copies: Copies) -> None:
+    def _copy_back(self, op: str, copies: Copies) -> None:
         """Of a call that has finished, and those before it."""
-        if self._copying.calls:
-            self._copying.settle()
+        if self._copying.calls or op == "barrier":
+            self._copying.settle(messages=op == "barrier")
         if copies:
             copy_back(copies)
 
@@ -300,13 +301,13 @@ class ShmTransport:
         return self._pending(group, started, "send" if sends else "recv", timeout, copies)
 
     def _prepare(
-        self, call: Call, timeout: float, stand_ins: Copies
+        self, call: Call, timeout: float, stand_ins: StandIns
     ) -> tuple[tuple[Any, ...], list[torch.UntypedStorage], Copies, Spans]:
         """The arguments for the native core, what must be kept until it is done, what to copy back then, and what the
         core writes."""
         in_place = call.op in IN_PLACE_OPS and call.outputs is not None
         if call.inputs is not None:
-            self.catch_up([t for t in call.inputs.tensors if not is_plain(t) and stand_in(t, stand_ins) is None])
+            self.catch_up([t for t in call.inputs.tensors if not is_plain(t) and id(t) not in stand_ins])
         inputs, copies = plain(call.inputs, stand_ins)
         outputs, copies = (inputs, copies) if in_place else plain(call.outputs, stand_ins)
         spans_in, spans_out = spans_of(inputs), spans_of(outputs)

@@ -14,6 +14,7 @@ __all__ = [
     "IN_PLACE_OPS",
     "Copies",
     "Spans",
+    "StandIns",
     "clone",
     "copy_back",
     "hold",
@@ -22,9 +23,7 @@ __all__ = [
     "overlap",
     "plain",
     "plain_tensor",
-    "same_view",
     "spans_of",
-    "stand_in",
 ]
 
 IN_PLACE_OPS = frozenset({"all_reduce", "reduce"})
@@ -33,6 +32,8 @@ IN_PLACE_OPS = frozenset({"all_reduce", "reduce"})
 Spans = tuple[list[int], list[int], int, bool]
 NO_SPANS: Spans = ([], [], 0, False)
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
+# Copies that calls in flight have of tensors, by the `id` of the tensor.
+StandIns = dict[int, torch.Tensor]
 
 
 def hold(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
@@ -56,7 +57,7 @@ def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
-def plain(blocks: Blocks | None, stand_ins: Copies) -> tuple[Blocks | None, Copies]:
+def plain(blocks: Blocks | None, stand_ins: StandIns) -> tuple[Blocks | None, Copies]:
     """The blocks with every tensor in plain row-major memory, and the pairs (tensor, its copy) that this took.
 
     `stand_ins` are copies that exist already. The tensors of the pairs are aliases, which keep their memory.
@@ -66,29 +67,13 @@ def plain(blocks: Blocks | None, stand_ins: Copies) -> tuple[Blocks | None, Copi
     copies = []
     tensors = []
     for tensor in blocks.tensors:
-        copy = stand_in(tensor, stand_ins)
+        copy = stand_ins.get(id(tensor))
         if copy is None:
             copy = plain_tensor(tensor)
         if copy is not tensor:
             copies.append((tensor.detach(), copy))
         tensors.append(copy)
     return (like(blocks, tensors), copies) if copies else (blocks, copies)
-
-
-def stand_in(tensor: torch.Tensor, stand_ins: Copies) -> torch.Tensor | None:
-    return next((copy for known, copy in stand_ins if known is tensor), None)
-
-
-def same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether they are the same numbers in the same memory."""
-    return (
-        one.data_ptr() == other.data_ptr()
-        and one.shape == other.shape
-        and one.stride() == other.stride()
-        and one.dtype == other.dtype
-        and one.is_neg() == other.is_neg()
-        and one.is_conj() == other.is_conj()
-    )
 
 
 def copy_back(copies: Copies) -> None:
