@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -89,3 +90,29 @@ def test_a_thread_that_computes_is_worth_waiting_for() -> None:
         outside, since = Outside(), time.monotonic()
         outside.add(thread)
         assert all(outside.may_come(since, lambda _: Limits(0.1, FOREVER)) for _ in range(50))
+
+
+def test_a_thread_that_the_system_wakes_up_naps() -> None:
+    reader, writer = os.pipe()
+    with thread_that(lambda _: os.read(reader, 1)) as thread:
+        try:
+            outside, since = Outside(), time.monotonic()
+            outside.add(thread)
+            assert all(outside.may_come(since, lambda _: Limits(0.0, 0.0, FOREVER)) for _ in range(5))
+            while outside.may_come(since, lambda _: Limits(0.0, 0.0, 0.1)):
+                pass
+        finally:
+            os.write(writer, b"x")
+    os.close(reader)
+    os.close(writer)
+
+
+def test_threads_of_one_rank_are_looked_at() -> None:
+    with thread_that(compute) as thread:
+        outside, since = Outside(), time.monotonic()
+        outside.add(thread, 1)
+        limits = Limits(FOREVER, FOREVER)
+        assert outside.may_come(since, lambda _: limits, rank=1)
+        assert not outside.may_come(since, lambda _: limits, rank=0)
+        outside.discard_all_of(1)
+        assert not outside

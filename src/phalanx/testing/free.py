@@ -27,15 +27,14 @@ class Free(Scheduling):
         super().__init__(size, on_deadlock, on_point)
         self._changed = threading.Condition()
         self._begun = threading.Event()
-        self._ended: set[int] = set()
-        # Since when all wait but for threads that have not communicated, and how many steps were made until then.
+        # Since when all wait but for threads out of reach, and how many steps were made until then.
         self._stalled = -1, 0.0
 
     @property
     def current(self) -> int:
         """A rank that runs."""
-        running = (number for number, strand in enumerate(self._strands) if not (strand.waits_for or strand.parked))
-        return next((self._strands[number].rank for number in running if number not in self._ended), 0)
+        running = (strand for strand in self._strands if not (strand.waits_for or strand.parked or strand.has_ended))
+        return next((strand.rank for strand in running), 0)
 
     @property
     def current_thread(self) -> int:
@@ -48,23 +47,25 @@ class Free(Scheduling):
         self._check_abandoned()
 
     def leave(self) -> None:
+        try:
+            self._come()
+        finally:
+            self._note_end(self._strands[self.rank])
         with self._changed:
-            self._ended.add(self.rank)
             self.num_steps += 1
             self._look_for_the_end()
             self._changed.notify_all()
 
     def _end_helper(self, number: int) -> None:
-        with self._changed:
-            self._strands[number].waits_for = None
-            self._ended.add(number)
-            self._changed.notify_all()
+        self._notify()
 
-    def _number(self) -> int:
-        number = super()._number()
-        if number >= self.size:
-            self._outside.discard(self._strands[number].native_id)
-        return number
+    def _come(self) -> Strand:
+        """This thread comes to communicate: its strand."""
+        me = self._strands[self._number()]
+        self._outside.discard(me.native_id)
+        self._check_abandoned()
+        self._check_alive(me)
+        return me
 
     def now(self) -> float:
         return time.monotonic()
@@ -76,9 +77,9 @@ class Free(Scheduling):
 
     def pause(self) -> None:
         # Whoever looks again and again does not get on by that.
-        self._check_abandoned()
+        me = self._come()
         os.sched_yield()
-        self._receive(self._strands[self._number()])
+        self._receive(me)
 
     def step(self) -> None:
         """Others run as it is."""
@@ -90,19 +91,18 @@ class Free(Scheduling):
         self.wait(Nap(), seconds)
 
     def park(self) -> None:
-        me = self._strands[self._number()]
+        me = self._come()
         with self._changed:
-            me.parked = True
+            self._dead.add(me.rank)
+            self._outside.discard_all_of(me.rank)
             self._look_for_the_end()
             self._changed.notify_all()
-        self._take_turn(me)
-        self._receive(me)
+        self._check_alive(me)
 
     def wait(self, ticket: Waitable, timeout: float | None) -> bool:
-        me = self._strands[self._number()]
         until = None if timeout is None else self.now() + timeout
         while True:
-            self._check_abandoned()
+            me = self._come()
             self._receive(me)
             self._expire()
             if ticket.ended or (until is not None and self.now() >= until):
@@ -112,13 +112,13 @@ class Free(Scheduling):
     def _wait_for_change(self, me: Strand, ticket: Waitable, until: float | None) -> None:
         """Until something may have changed."""
         with self._changed:
-            if ticket.ended or me.inbox or me.interrupt or self._abandoned:
+            if ticket.ended or me.inbox or me.interrupt or self._abandoned or me.rank in self._dead:
                 return
             me.waits_for, me.until = ticket, until
             while self._timers and self._timers[0][2].is_over():
                 heapq.heappop(self._timers)
-            stalls = not self._timers and self._nobody_can_go_on()
-            if stalls and not self._somebody_may_come():
+            out_of_reach = None if self._timers else self._running_out_of_reach()
+            if out_of_reach is not None and not self._somebody_may_come(out_of_reach):
                 # With the lock held: whoever is awake already would find the same, and tell all a second time.
                 self._on_deadlock()
                 me.waits_for = None
@@ -129,28 +129,40 @@ class Free(Scheduling):
                 self.num_steps += 1
                 self._changed.wait(max(0.0, min(min(times) - self.now(), _BETWEEN_STEPS)))
             else:
-                self._changed.wait(_BETWEEN_STEPS if stalls else None)
+                # Nobody says so when a thread that has communicated comes to wait out of reach.
+                looks_again = out_of_reach is not None or len(self._strands) > self.size
+                self._changed.wait(_BETWEEN_STEPS if looks_again else None)
             # Whatever it does next, it does not wait.
             me.waits_for = None
 
-    def _nobody_can_go_on(self) -> bool:
-        for number, strand in enumerate(self._strands):
-            if number in self._ended or strand.parked:
+    def _running_out_of_reach(self) -> list[Strand] | None:
+        """Where all ranks wait: the strands that may wait for others of their rank; None: a rank can go on."""
+        running = []
+        waiting = set()
+        for strand in self._strands:
+            if strand.has_ended or strand.rank in self._dead:
                 continue
-            if strand.waits_for is None or strand.until is not None:
-                return False
-            if strand.waits_for.ended or strand.inbox or strand.interrupt:
-                return False
-        return True
+            if strand.waits_for is None:
+                running.append(strand)
+            elif strand.until is not None or strand.waits_for.ended or strand.inbox or strand.interrupt:
+                return None
+            else:
+                waiting.add(strand.rank)
+        return running if all(strand.rank in waiting for strand in running) else None
 
-    def _somebody_may_come(self) -> bool:
-        """Whether one of the threads that ranks have started, and that have not communicated yet, may do so."""
+    def _somebody_may_come(self, running: list[Strand]) -> bool:
+        """Whether one of these, or of the threads that have not communicated yet, may do so."""
+        known = {strand.native_id for strand in running}
+        for strand in running:
+            if strand.native_id not in self._outside:
+                self._outside.add(strand.native_id, strand.rank)
         if not self._outside:
             return False
         if self._stalled[0] != self.num_steps:
             self._stalled = self.num_steps, self.now()
-        limits, since = self._limits(), self._stalled[1]
-        return self._outside.may_come(since, lambda _: limits) or self.now() - since < LONG
+        limits, of_strangers, since = self._limits(), self._limits_of_strangers(), self._stalled[1]
+        may_come = self._outside.may_come(since, lambda thread: limits if thread in known else of_strangers)
+        return may_come or self.now() - since < LONG
 
     def _expire(self) -> None:
         due = []
@@ -201,5 +213,5 @@ class Free(Scheduling):
             self._changed.notify_all()
 
     def _look_for_the_end(self) -> None:
-        if all(number in self._ended or strand.parked for number, strand in enumerate(self._strands[: self.size])):
+        if all(strand.has_ended or strand.rank in self._dead for strand in self._strands[: self.size]):
             self.all_ended.set()

@@ -21,8 +21,8 @@ from phalanx.testing.faults import Fault, check_all_happened
 from phalanx.testing.options import STUCK_AFTER, Options
 from phalanx.testing.processes import Tell, run_in_processes
 from phalanx.testing.schedules import Policy, Recorded, Replay, Trace
-from phalanx.testing.scheduling import Interruption
-from phalanx.testing.world import Stuck, ThreadsWorld, Unwound, World, exit_error
+from phalanx.testing.scheduling import Interruption, Unwound
+from phalanx.testing.world import Stuck, ThreadsWorld, World, exit_error
 
 __all__ = ["execute", "run"]
 
@@ -146,11 +146,14 @@ def _run_once(options: Options, policy: Policy | None) -> _Outcome:
                         "phalanx", store=store, rank=rank, world_size=ranks, timeout=options.timeout
                     )
                 try:
-                    outcome.results[rank] = options.function(rank, given)
+                    result = options.function(rank, given)
                 except SystemExit as end:
                     if end.code:
                         raise
+                    result = None
                 world.complete(rank)
+                if rank not in world.killed:
+                    outcome.results[rank] = result
             except BaseException as caught:
                 world.end_if_forked(caught)
                 error = caught
@@ -167,10 +170,11 @@ def _run_once(options: Options, policy: Policy | None) -> _Outcome:
             world.start(body)
             world.turns.begin()
             _watch(world, options.stuck_after)
-            while world.turns.free(Unwound()):
+            while world.turns.free():
                 _watch(world, options.stuck_after)
-            for worker in world.workers:
-                worker.join()
+            for rank, worker in enumerate(world.workers):
+                if rank not in world.left_behind:
+                    worker.join()
             outcome.num_calls = world.turns.num_calls()
             outcome.strangers = list(world.turns.strangers)
         except BaseException:
@@ -187,9 +191,12 @@ def _watch(world: ThreadsWorld, stuck_after: float) -> None:
     while not turns.all_ended.wait(min(_BETWEEN_LOOKS, stuck_after)):
         if turns.num_steps != seen:
             seen, since, told = turns.num_steps, time.monotonic(), False
+        rank = turns.current
+        if turns.has_come_to_rest():
+            world.leave_behind(rank)
+            return
         if time.monotonic() - since < stuck_after:
             continue
-        rank = turns.current
         worker = world.workers[rank]
         thread = turns.current_thread or None
         frame = None if thread is None else sys._current_frames().get(thread)

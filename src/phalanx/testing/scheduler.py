@@ -4,14 +4,17 @@ A run is a function of the program and of the choices made among the ranks that 
 still while anybody can run, and jumps to the next timer when all wait. When there is no timer either, nobody will ever
 go on: that is a deadlock, and it is found at once.
 
-Threads that ranks have started run outside of the turns until they communicate. Such a thread waits for its turn then;
-but if the turn is with another thread of its rank that sleeps outside of our reach (in `Thread.join`, say), it takes
-the turn over. So a rank that starts a thread and waits for it is as repeatable as one that makes the calls itself.
+Threads that ranks have started run outside of the turns until they communicate. Such a thread waits for its turn then.
+A thread that has the turn may wait for another one of its rank outside of our reach (in `Thread.join`, say), and that
+one may be waiting for its turn, or in a call. So threads that wait look at the one that has the turn; if it sleeps,
+they take the turn from it, and choose who goes on, as if it had come to wait for a call. A rank that starts a thread
+and waits for it is as repeatable as one that makes the calls itself.
 """
 
 from __future__ import annotations
 
 import heapq
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +22,7 @@ from typing import Any
 from phalanx.errors import GroupError
 from phalanx.testing.outside import Limits, Outside
 from phalanx.testing.schedules import Policy
-from phalanx.testing.scheduling import LONG, Interruption, Nap, Scheduling, Strand, Timer, Waitable
+from phalanx.testing.scheduling import LONG, Nap, Scheduling, Strand, Timer, Waitable
 from phalanx.transports.threads import WAIT_FOR_THREADS
 
 __all__ = ["Turns"]
@@ -28,8 +31,12 @@ __all__ = ["Turns"]
 _MANY_LOOKS = 1000
 # Seconds between two looks of a thread that waits for its turn at the one that has it, where ranks have several.
 _BETWEEN_LOOKS = 0.005
-# How long a thread that has the turn, and does not communicate, keeps it from other threads of its rank.
-_HOLDER = Limits(polling=LONG, computing=float("inf"))
+# How long a thread that has the turn, and does not communicate, keeps it from other threads of its rank that are ready,
+# or that wait in calls. One that naps does not wait for the latter.
+_FOR_READY = Limits(polling=LONG, computing=float("inf"))
+_FOR_WAITING = Limits(polling=LONG, computing=float("inf"), napping=float("inf"))
+# How long other threads of its rank, which may come to communicate, are waited for before the turn is taken from it.
+_FOR_OTHERS = Limits(polling=LONG, computing=LONG)
 # How long threads that have never communicated are waited for when all ranks have ended: one that computes may be about
 # to make a call, which its rank should have waited for.
 _AT_THE_END = Limits(polling=0.0, computing=0.1)
@@ -42,18 +49,22 @@ class _Alarm:
 
 
 class _Watch:
-    """One thread's look at another that has the turn."""
+    """What threads that wait see of the one that has the turn, from its last coming on."""
 
     def __init__(self, holder: Strand) -> None:
         self.holder = holder
         self.num_arrivals = holder.num_arrivals
-        self._since = time.monotonic()
+        self.since = time.monotonic()
         self._threads = Outside()
         self._threads.add(holder.native_id)
 
-    def goes_on(self, me: Strand) -> bool:
-        """Whether that one does something, or this one need not look any longer."""
-        return self._threads.may_come(self._since, lambda _: _HOLDER, lambda: me.has_turn)
+    @property
+    def is_over(self) -> bool:
+        return self.holder.num_arrivals != self.num_arrivals or self.holder.has_ended
+
+    def goes_on(self, limits: Limits) -> bool:
+        """Whether it does something by itself."""
+        return self._threads.may_come(self.since, lambda _: limits, lambda: self.is_over)
 
 
 class Turns(Scheduling):
@@ -79,6 +90,9 @@ class Turns(Scheduling):
         # The strand whose turn it is, unless whoever had it looks for the next one.
         self._holder = 0
         self._is_choosing = True
+        # Held by the one thread that looks at it.
+        self._looking = threading.Lock()
+        self._watch = _Watch(self._strands[0])
         # What may end something that somebody polls for, and how many poll in vain.
         self._num_events = 0
         self._num_in_vain = 0
@@ -104,18 +118,23 @@ class Turns(Scheduling):
     def leave(self) -> None:
         """Last of all: the rank does not run any more."""
         self._check_abandoned()
-        self._arrive()
-        self.num_steps += 1
-        self._on_switch(self.rank, False)
+        me = self._strands[self.rank]
+        try:
+            self._arrive()
+            self.num_steps += 1
+            self._on_switch(me.rank, False)
+        finally:
+            self._note_end(me)
         self._give_turn(self._choose())
 
     def _arrive(self) -> int:
         """This thread comes to communicate: its strand, once that has the turn."""
         number = self._number()
         me = self._strands[number]
+        self._check_alive(me)
         with self._gate:
             me.num_arrivals += 1
-            if self._holder == number:
+            if self._holder == number and not self._is_choosing:
                 return number
             if self.all_ended.is_set():
                 raise GroupError(
@@ -131,51 +150,67 @@ class Turns(Scheduling):
         self._on_switch(me.rank, True)
         return number
 
-    def _take_turn(self, me: Strand) -> None:
-        watch: _Watch | None = None
-        while len(self._strands) > self.size and not me.has_turn:
-            self._check_abandoned()
+    def _sleep(self, me: Strand) -> None:
+        if len(self._strands) == self.size:
+            super()._sleep(me)
+        elif not me.turn.acquire(timeout=_BETWEEN_LOOKS) and self._looking.acquire(blocking=False):
             try:
-                if me.turn.acquire(timeout=_BETWEEN_LOOKS):
-                    break
-                holder = self._strands[self._holder]
-                if watch is None or watch.holder is not holder or watch.num_arrivals != holder.num_arrivals:
-                    watch = _Watch(holder)
-                if self._take_over(me, watch):
-                    break
-            except Interruption:
-                # It was meant for the rank when it still had the turn.
-                continue
-        super()._take_turn(me)
+                rank = self._take_over()
+            finally:
+                self._looking.release()
+            if rank is not None:
+                chosen = next((ready for ready in self._ready if self._strands[ready].rank == rank), None)
+                if chosen is None:
+                    self._on_switch(rank, False)
+                self._give_turn(self._choose(chosen))
 
-    def _take_over(self, me: Strand, watch: _Watch) -> bool:
-        """From a thread of the same rank that has the turn, but sleeps or polls: most likely it waits for this one."""
-        holder = watch.holder
-        if self._is_choosing or holder.rank != me.rank or holder is me or watch.goes_on(me):
-            return False
+    def _take_over(self) -> int | None:
+        """Takes the turn from a thread that sleeps, or polls, while others of its rank wait: it waits for them.
+
+        Returns the rank. Then the caller has to choose who goes on.
+        """
+        number = self._holder
+        holder = self._strands[number]
+        if self._watch.holder is not holder or self._watch.is_over:
+            self._watch = _Watch(holder)
+        watch, limits = self._watch, self._limits_of_holder(number)
+        if self._is_choosing or limits is None or watch.goes_on(limits):
+            return None
+        if self._outside.may_come(watch.since, lambda _: _FOR_OTHERS, rank=holder.rank):
+            return None
         with self._gate:
-            mine = next(mine for mine, strand in enumerate(self._strands) if strand is me)
-            has_turn = self._strands[self._holder] is holder and holder.num_arrivals == watch.num_arrivals
-            if not has_turn or mine not in self._ready:
-                return False
-            self._ready.remove(mine)
-            self._holder = mine
-            self._outside.add(holder.native_id)
-            me.has_turn = True
-        return True
+            if self._is_choosing or self._holder != number or watch.is_over:
+                return None
+            self._is_choosing = True
+            self._outside.add(holder.native_id, holder.rank)
+        return holder.rank
+
+    def _limits_of_holder(self, number: int) -> Limits | None:
+        """None: it does not wait for another thread of its rank."""
+        rank = self._strands[number].rank
+        if any(self._strands[ready].rank == rank for ready in self._ready[:]):
+            return _FOR_READY
+        # A thread that a rank has started may also wait for the next thing to do, for ever.
+        others_wait = any(strand.waits_for is not None for strand in self._of(rank))
+        return _FOR_WAITING if others_wait or number >= self.size else None
 
     def _end_helper(self, number: int) -> None:
         me = self._strands[number]
-        me.waits_for = None
-        if self._abandoned is not None or self._holder != number:
+        if self._abandoned is not None or me.rank in self._dead:
             return
         own = self._strands[me.rank]
         with self._gate:
-            # It waited for this thread, and goes on.
+            if self._holder != number or self._is_choosing:
+                self._outside.discard(me.native_id)
+                return
+            # Most likely it waited for this thread, and goes on. If not, the turn is taken from it.
             goes_back = own.native_id in self._outside
             if goes_back:
                 self._outside.discard(own.native_id)
+                own.num_arrivals += 1
                 self._holder = me.rank
+            else:
+                self._is_choosing = True
         if not goes_back:
             self._on_switch(me.rank, False)
             self._give_turn(self._choose())
@@ -226,12 +261,32 @@ class Turns(Scheduling):
         self.wait(Nap(), seconds)
 
     def park(self) -> None:
-        """The rank does not go on before all others have ended; then it is interrupted."""
-        number = self._arrive()
-        me = self._strands[number]
-        me.parked = True
-        me.waits_for = None
-        self._let_others(number)
+        """The rank is dead: none of its threads goes on before all others have ended, and then only to its end."""
+        me = self._strands[self._arrive()]
+        with self._gate:
+            self._dead.add(me.rank)
+            self._outside.discard_all_of(me.rank)
+            for number in [me.rank, *range(self.size, len(self._strands))]:
+                self._bury(number, me.rank)
+        self._on_switch(me.rank, False)
+        self._give_turn(self._choose())
+        self._take_turn(me)
+
+    def _bury(self, number: int, rank: int) -> None:
+        """A strand, if it is one of a dead rank and does not run, does not go on of itself."""
+        strand = self._strands[number]
+        is_ready = number in self._ready
+        if strand.rank != rank or not (number == self._holder or is_ready or strand.waits_for is not None):
+            return
+        strand.parked = True
+        if is_ready:
+            self._ready.remove(number)
+            self._num_in_vain -= strand.polls_in_vain
+            strand.polls_in_vain = False
+        waiting = self._waiting.get(id(strand.waits_for), [])
+        if number in waiting:
+            waiting.remove(number)
+        strand.waits_for = None
 
     def wait(self, ticket: Waitable, timeout: float | None) -> bool:
         number = self._arrive()
@@ -324,18 +379,18 @@ class Turns(Scheduling):
             self._on_switch(me.rank, True)
         self._receive(me)
 
-    def _resumes(self, number: int) -> None:
-        super()._resumes(number)
-        self._holder = number
+    def _resumes(self, rank: int) -> None:
+        super()._resumes(rank)
+        self._on_switch(self.current, False)
+        self._on_switch(rank, True)
+        self._holder = rank
 
     def _give_turn(self, chosen: int | None) -> None:
-        if chosen is None:
-            self.all_ended.set()
-        else:
+        if chosen is not None:
             self._wake_up(self._strands[chosen])
 
-    def _choose(self) -> int | None:
-        """Which strand goes on; None where there is none left."""
+    def _choose(self, chosen: int | None = None) -> int | None:
+        """Which strand goes on: one that is ready. None where there is none left: all have ended."""
         self._is_choosing = True
         while not self._ready or (self._num_in_vain and self._num_in_vain == len(self._ready)):
             if self._outside and not self._ready and self._somebody_comes(0.0):
@@ -351,24 +406,34 @@ class Turns(Scheduling):
                 if self._ready or not self._outside or not self._somebody_comes(LONG):
                     self._on_deadlock()
                 break
-            elif not self._main_is_outside():
+            elif not self._main_is_outside() and self._has_ended():
                 return None
         if not self._ready:
             raise RuntimeError("nobody can go on, and nobody was told")
         with self._gate:
-            index = self._policy.choose(self._ready) if len(self._ready) > 1 else 0
-            if len(self._ready) > 1:
-                self.choices.append(index)
+            if chosen is not None:
+                index = self._ready.index(chosen)
+            else:
+                index = self._policy.choose(self._ready) if len(self._ready) > 1 else 0
+                if len(self._ready) > 1:
+                    self.choices.append(index)
             self._holder = self._ready.pop(index)
             self._is_choosing = False
         return self._holder
+
+    def _has_ended(self) -> bool:
+        """Whether nobody has come meanwhile. From then on nobody comes."""
+        with self._gate:
+            if not self._ready:
+                self.all_ended.set()
+            return not self._ready
 
     def _somebody_comes(self, seconds: float) -> bool:
         """Whether one of the threads outside comes to communicate: as long as one is worth waiting for, or for some
         seconds."""
         since = time.monotonic()
         limits = self._limits()
-        limits_of_strangers = limits if self._is_awaited() else _AT_THE_END
+        limits_of_strangers = self._limits_of_strangers() if self._is_awaited() else _AT_THE_END
         known = {strand.native_id for strand in self._strands}
 
         def limits_of(thread: int) -> Limits:
@@ -390,8 +455,7 @@ class Turns(Scheduling):
     def _main_is_outside(self) -> bool:
         """Whether a rank's own thread sleeps where it is out of reach. If so it is the one to blame."""
         for number, strand in enumerate(self._strands[: self.size]):
-            # One that was killed while its thread made a call goes on when that is freed.
-            if strand.native_id in self._outside and not any(other.parked for other in self._of(number)):
+            if strand.native_id in self._outside:
                 self._holder = number
                 return True
         return False

@@ -2,12 +2,16 @@
 
 A rank has one thread of its own, and may start others (helpers.py). Each that communicates is a strand: strand r is the
 thread of rank r, and strands of threads that ranks have started are numbered from there on, as they come.
+
+A rank that is killed is dead with all its threads: each stays where it communicates next. When all other ranks have
+ended, the threads of dead ranks end, too, rank after rank.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from copy import copy
@@ -18,7 +22,7 @@ from phalanx.testing.outside import Limits, Outside
 from phalanx.testing.schedules import Trace
 from phalanx.transports.threads import Origin
 
-__all__ = ["LONG", "Interruption", "Nap", "Scheduling", "Strand", "Timer", "Waitable", "forked"]
+__all__ = ["LONG", "Interruption", "Nap", "Scheduling", "Strand", "Timer", "Unwound", "Waitable", "forked"]
 
 
 # Seconds after which a thread that only polls, or sleeps, is not expected to communicate any more.
@@ -27,6 +31,10 @@ LONG = 1.0
 
 class Interruption(BaseException):
     """What a rank that is stuck gets, in the midst of whatever it does. A program does not take it for an error."""
+
+
+class Unwound(BaseException):
+    """Ends the threads of a rank that was killed, or whose run has ended without it."""
 
 
 def forked() -> GroupError:
@@ -41,6 +49,7 @@ class Strand:
     """A thread that takes part in a run."""
 
     __slots__ = (
+        "has_ended",
         "has_turn",
         "ident",
         "inbox",
@@ -64,6 +73,7 @@ class Strand:
         self.ident = self.native_id = 0
         # How often it has come to communicate.
         self.num_arrivals = 0
+        self.has_ended = False
         self.has_turn = False
         # Held, but for the moment between being given the turn and taking it: wakes the rank up.
         self.turn = threading.Lock()
@@ -76,6 +86,7 @@ class Strand:
         # Called there, too.
         self.inbox: deque[Callable[[], None]] = deque()
         self.num_points = 0
+        # Stays where it is until the threads of its rank, which is dead, are to end.
         self.parked = False
         # When it last looked whether something has ended, how often since anything happened, and whether that is so
         # often that nothing will.
@@ -125,8 +136,14 @@ class Scheduling:
         self._abandoned: BaseException | None = None
         self.size = size
         self._strands = [Strand(rank) for rank in range(size)]
-        # Held while a strand is added, or comes to communicate.
+        # Held while a strand is added, comes to communicate, or ends.
         self._gate = threading.Lock()
+        # Ranks that were killed; those whose threads end; the strands of the last one of these that have not ended.
+        self._dead: set[int] = set()
+        self._freed: set[int] = set()
+        self._unwinding: list[Strand] = []
+        self._unwinding_threads = Outside()
+        self._awake_at = 0.0
         # Threads of ranks that run without having the turn, by their numbers in the system.
         self._outside = Outside()
         # Seconds for which a thread is waited for that computes there while no rank can go on.
@@ -175,7 +192,8 @@ class Scheduling:
     def adopt(self, rank: int) -> None:
         """First of all, in a thread that a rank has started: it is one of the rank's."""
         self._here.rank, self._here.strand = rank, None
-        self._outside.add(threading.get_native_id())
+        if rank not in self._dead:
+            self._outside.add(threading.get_native_id(), rank)
 
     def release(self) -> None:
         """Last of all, in such a thread."""
@@ -183,7 +201,19 @@ class Scheduling:
         number: int | None = self._here.strand
         self._here.rank = self._here.strand = None
         if number is not None:
+            self._note_end(self._strands[number])
             self._end_helper(number)
+
+    def _note_end(self, me: Strand) -> None:
+        """Last of all, in the thread of a strand."""
+        me.waits_for = None
+        with self._gate:
+            me.has_ended = True
+            if me in self._unwinding:
+                self.num_steps += 1
+                self._unwinding.remove(me)
+                if not self._unwinding:
+                    self.all_ended.set()
 
     @property
     def has_communicated(self) -> bool:
@@ -220,7 +250,12 @@ class Scheduling:
         return [strand for strand in self._strands if strand.rank == rank]
 
     def _limits(self) -> Limits:
-        return Limits(min(LONG, self.patience), self.patience)
+        """Of threads that have communicated."""
+        return Limits(min(LONG, self.patience), self.patience, self.patience)
+
+    def _limits_of_strangers(self) -> Limits:
+        """Of threads that have not."""
+        return Limits(min(LONG, self.patience), self.patience, min(LONG, self.patience))
 
     def num_calls(self) -> list[int]:
         """How many calls each rank has made, or come to."""
@@ -233,17 +268,47 @@ class Scheduling:
         """The thread that waits, if one does, else the rank's own; as Python numbers threads."""
         return next((strand.ident for strand in self._of(rank) if strand.is_waiting), self._strands[rank].ident)
 
-    def free(self, error: BaseException) -> bool:
-        """Once all have ended: lets a parked rank go on with an exception. False: there is none."""
-        for number, strand in enumerate(self._strands):
-            if strand.parked:
-                strand.parked = False
-                strand.interrupt = error
+    def free(self) -> bool:
+        """Once all others have ended: the threads of a dead rank are to end. False: there is no such rank left.
+
+        All at once: they may wait for each other.
+        """
+        with self._gate:
+            rank = min(self._dead - self._freed, default=None)
+            if rank is None:
+                return False
+            self._unwinding = [strand for strand in self._of(rank) if not strand.has_ended]
+            if self._unwinding:
                 self.all_ended.clear()
-                self._resumes(number)
-                self._wake_up(strand)
-                return True
-        return False
+            self._resumes(rank)
+            self._freed.add(rank)
+            parked = [strand for strand in self._unwinding if strand.parked]
+        self._unwinding_threads = Outside()
+        for strand in self._unwinding[:]:
+            self._unwinding_threads.add(strand.native_id, rank)
+        self._awake_at = time.monotonic()
+        for strand in parked:
+            strand.parked = False
+            self._wake_up(strand)
+        return True
+
+    def has_come_to_rest(self) -> bool:
+        """Whether threads of a dead rank that were to end sleep for so long that nothing will wake them up."""
+        limits = Limits(polling=LONG, computing=float("inf"), napping=float("inf"))
+        if not self._unwinding or self._unwinding_threads.may_come(self._awake_at, lambda _: limits):
+            self._awake_at = time.monotonic()
+        return time.monotonic() - self._awake_at > LONG
+
+    def _check_alive(self, me: Strand) -> None:
+        """In a thread that communicates: one of a dead rank stays here, and ends when it is to."""
+        if me.rank not in self._dead:
+            return
+        with self._gate:
+            me.parked = stays = me.rank not in self._freed
+        if stays:
+            self._outside.discard(me.native_id)
+            Scheduling._take_turn(self, me)
+        raise Unwound
 
     def polls(self, rank: int) -> bool:
         """Whether it looks again and again for the end of something, in vain."""
@@ -272,8 +337,8 @@ class Scheduling:
         while me.inbox:
             me.inbox.popleft()()
 
-    def _resumes(self, number: int) -> None:
-        """A strand goes on that was parked."""
+    def _resumes(self, rank: int) -> None:
+        """The threads of a dead rank are about to end."""
         self.num_steps += 1
 
     def _wake_up(self, strand: Strand) -> None:
@@ -287,8 +352,7 @@ class Scheduling:
     def _take_turn(self, me: Strand) -> None:
         while not me.has_turn:
             try:
-                # A run may be abandoned at any moment, also between giving the turn away and waiting for it.
-                me.turn.acquire(timeout=0.5)
+                self._sleep(me)
             except Interruption:
                 # It was meant for the rank when it still had the turn.
                 continue
@@ -296,6 +360,13 @@ class Scheduling:
         me.has_turn = False
         me.turn.acquire(blocking=False)
         self._check_abandoned()
+        if me.rank in self._dead:
+            raise Unwound
+
+    def _sleep(self, me: Strand) -> None:
+        """Until it is this strand's turn, or somewhat shorter."""
+        # A run may be abandoned at any moment, also between giving the turn away and waiting for it.
+        me.turn.acquire(timeout=0.5)
 
     def _check_abandoned(self) -> None:
         if self._abandoned is not None:

@@ -38,6 +38,7 @@ from phalanx.testing.graph import describe_deadlock, describe_wait
 from phalanx.testing.helpers import Helpers, RunAs
 from phalanx.testing.scheduler import Turns
 from phalanx.testing.schedules import Policy
+from phalanx.testing.scheduling import Unwound
 from phalanx.testing.store import KeyWait, SharedStore
 from phalanx.transports import threads
 from phalanx.transports.circles import find_circle
@@ -48,7 +49,7 @@ from phalanx.transports.threads import ThreadsTransport
 from phalanx.transports.tickets import Ticket
 from phalanx.types import GroupInfo, Store, describe_ranks
 
-__all__ = ["Stuck", "ThreadsWorld", "Unwound", "World", "exit_error", "rank_here"]
+__all__ = ["Stuck", "ThreadsWorld", "World", "exit_error", "rank_here"]
 
 
 # Of meetings.
@@ -66,10 +67,6 @@ def exit_error(rank: int, end: SystemExit) -> RuntimeError | None:
     if not end.code:
         return None
     return RuntimeError(f"rank {rank} called sys.exit({end.code!r})").with_traceback(end.__traceback__)
-
-
-class Unwound(BaseException):
-    """Ends the thread of a rank that was killed, or whose run has ended without it."""
 
 
 def rank_here() -> int | None:
@@ -147,6 +144,7 @@ class ThreadsWorld:
         self._takes_turns = policy is not None
         self.workers: list[threading.Thread] = []
         self.killed: set[int] = set()
+        self.left_behind: set[int] = set()
         self.stuck: dict[int, Stuck] = {}
         self._abandoned = False
         self._cpus = Cpus()
@@ -188,6 +186,11 @@ class ThreadsWorld:
         for worker in self.workers:
             if worker.ident is not None:
                 worker.join(max(0.0, until - time.monotonic()))
+
+    def leave_behind(self, rank: int) -> None:
+        """A rank was killed, and its thread waits for ever for something that the rank would have done."""
+        self._abandoned = True
+        self.left_behind.add(rank)
 
     def __exit__(self, *_: object) -> None:
         self._helpers.remove()
@@ -409,6 +412,8 @@ class ThreadsWorld:
             # Python would print it, and the rank would not know.
             if is_task or not self.turns.has_communicated:
                 raise
+            if rank in self.killed:
+                return None
             error.add_note(f"in the thread {threading.current_thread().name!r}, which the rank has started")
             self.failures_of_helpers.append((rank, error))
             return None

@@ -1,0 +1,143 @@
+"""Ranks that are killed at a call of a thread that they have started: they are gone with all their threads."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx.testing as pt
+from phalanx import PeerLost
+
+Function = Callable[[int, pt.World], Any]
+
+
+def start(function: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def reduce(group: dist.ProcessGroup | None = None) -> None:
+    dist.all_reduce(torch.ones(1), group=group)
+
+
+def start_one_thread_after_another(rank: int, world: pt.World) -> None:
+    for _ in range(3):
+        start(reduce).join()
+
+
+def give_an_executor_one_task_after_another(rank: int, world: pt.World) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        for _ in range(3):
+            executor.submit(reduce).result()
+
+
+def start_a_thread_after_a_failure(rank: int, world: pt.World) -> None:
+    try:
+        start(reduce).join()
+        reduce()
+    finally:
+        start(reduce).join()
+
+
+def join_one_of_two_threads(rank: int, world: pt.World) -> None:
+    groups = [dist.new_group(group_desc=name) for name in ("a", "b")]
+    threads = [start(lambda group=group: reduce(group)) for group in groups]  # type: ignore[misc]
+    for thread in reversed(threads):
+        thread.join()
+    reduce()
+
+
+def wait_in_a_call_meanwhile(rank: int, world: pt.World) -> None:
+    group = dist.new_group()
+    thread = start(lambda: [reduce(group) for _ in range(2)])
+    reduce()
+    thread.join()
+
+
+def poll_meanwhile(rank: int, world: pt.World) -> None:
+    group = dist.new_group()
+    thread = start(lambda: reduce(group))
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    while not work.is_completed():
+        pass
+    thread.join()
+
+
+def wait_for_ever(rank: int, world: pt.World) -> None:
+    """The thread is gone, and nothing ever comes."""
+    done: queue.Queue[None] = queue.Queue()
+    if rank == 1:
+        start(lambda: done.put(reduce()))
+        done.get()
+    reduce()
+
+
+FUNCTIONS: list[Function] = [
+    start_one_thread_after_another,
+    give_an_executor_one_task_after_another,
+    start_a_thread_after_a_failure,
+    join_one_of_two_threads,
+    wait_in_a_call_meanwhile,
+    poll_meanwhile,
+    wait_for_ever,
+]
+SCHEDULES: list[dict[str, Any]] = [{}, {"seed": 1}, {"seed": 2}, {"schedule": "free"}]
+IDS = ["in order", "seed 1", "seed 2", "free"]
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=IDS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_rank_that_is_killed_in_a_call_of_a_thread(function: Function, options: dict[str, Any]) -> None:
+    with pytest.raises(PeerLost, match=r"rank 1 died \(killed by SIGKILL\)"):
+        pt.run(function, 2, faults=pt.kill(1, at_call=1), stuck_after=10, **options)
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=IDS)
+def test_the_threads_of_a_killed_rank_end_after_all_others(options: dict[str, Any]) -> None:
+    events: list[str] = []
+
+    def end_in_order(rank: int, world: pt.World) -> str:
+        def communicate() -> None:
+            try:
+                world.store.set(f"came {rank}", "")
+                dist.send(torch.ones(1), 1 - rank)
+            finally:
+                events.append(f"thread of {rank}")
+
+        if rank == 0:
+            world.store.get("came 1")
+            events.append("rank 0")
+            return "returned"
+        try:
+            start(communicate).join()
+            reduce()
+            return "returned"
+        finally:
+            events.append("rank 1")
+
+    assert pt.run(end_in_order, 2, faults=pt.kill(1), stuck_after=10, **options) == ["returned", None]
+    assert events == ["rank 0", "thread of 1", "rank 1"]
+
+
+def test_a_rank_whose_thread_was_killed_has_no_failure() -> None:
+    def fail_at_the_end(rank: int, world: pt.World) -> None:
+        def communicate() -> None:
+            try:
+                dist.send(torch.ones(1), 0)
+            finally:
+                raise ValueError("of a dead rank")
+
+        if rank == 1:
+            start(communicate).join()
+            raise ValueError("of a dead rank")
+
+    assert pt.run(fail_at_the_end, 2, faults=pt.kill(1), stuck_after=10) == [None, None]
