@@ -32,6 +32,11 @@ class _Dying:
         return self._num_looks < 0
 
 
+def _check_until_it_raises(lookout: Lookout, most: int) -> None:
+    for _ in range(most):
+        lookout.check([Key("hello/1", 1), Key("hello/2", 2)])
+
+
 @pytest.mark.parametrize("num_looks", range(4))
 def test_a_rank_that_gave_up_and_dies_between_two_looks_is_not_the_cause(
     num_looks: int, monkeypatch: pytest.MonkeyPatch
@@ -48,7 +53,6 @@ def test_a_rank_that_gave_up_and_dies_between_two_looks_is_not_the_cause(
     lookout.expect(GivenUp(1, 1, "PeerLost", "PEER_LOST", reason, "", 2, "", "", _PROCESS, process_namespace()))
     lookout.watch_known()
     with pytest.raises(PeerLost) as caught:
-        for _ in range(num_looks + 1):
-            lookout.check([Key("hello/1", 1), Key("hello/2", 2)])
+        _check_until_it_raises(lookout, num_looks + 1)
     assert caught.value.peer == 2
     assert caught.value.message == reason
