@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 #include "harness.hpp"
 
@@ -152,6 +153,22 @@ Complaints held_up_report(int size, Random& random, std::uint32_t others) {
     const Testimony& seen = world.segment->testimony(world[0].member().lines.report(), rank);
     expect(complaints, seen.arrived == 1 && seen.call.seq == 1, "what the two ranks had called");
   }
+  return complaints;
+}
+
+// A rank takes over a report while this rank writes to it, and is held up then. This rank takes over in turn.
+Complaints report_taken_over(int size, Random& random) {
+  World world(size, random_tuning(random));
+  Lines lines(*world.segment, 0);
+  Failure failure{};
+  failure.kind = FailureKind::mismatch;
+  bool taken = false;
+  lines.fail(failure, [&](std::uint32_t report) {
+    if (std::exchange(taken, true)) return;
+    world.segment->header().report_state.store(ReportState::claimed(report + 1, 1).word());
+  });
+  Complaints complaints;
+  expect(complaints, lines.failed() && lines.failure().kind == FailureKind::mismatch, "the group to have a failure");
   return complaints;
 }
 
@@ -382,6 +399,7 @@ void run_failure_cases(Tally& tally, int size, std::uint64_t seed) {
     run("a report that is held up", [&](Random& random) { return held_up_report(size, random, 0); });
     run("reports that are held up", [&](Random& random) { return held_up_report(size, random, kReports - 2); });
   }
+  run("a report that is taken over", [&](Random& random) { return report_taken_over(size, random); });
   run("timeout while a report is held up", [&](Random& random) { return held_up_until_timeout(size, random); });
   run("timeout", [&](Random& random) { return timeout_of_random_ranks(size, random); });
   run("timeout of a root", [&](Random& random) { return timeout_of_root(size, random); });

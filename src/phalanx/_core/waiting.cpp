@@ -11,9 +11,6 @@ namespace phalanx {
 
 namespace {
 
-// So long a rank may take from the claim of a report to its publishing, before another one takes over: what it does
-// meanwhile takes microseconds.
-constexpr std::chrono::milliseconds kLongestReport{100};
 // The last one that can take over gets more time: after it, the group has no failure to tell.
 constexpr std::chrono::milliseconds kLastReport{5000};
 constexpr std::chrono::microseconds kBetweenLooks{50};
@@ -205,13 +202,16 @@ std::int32_t Lines::exit_status(int rank) const noexcept {
 // itself where the other rank has died or is held up (stopped, throttled) for too long, or where a timeout says that
 // nobody waits any longer. Every report has memory of its own: a rank that was held up goes on writing to it,
 // harmlessly.
-std::optional<std::uint32_t> Lines::claim_report(FailureKind kind) noexcept {
-  const auto until = Clock::now() + kLongestReport;
+std::optional<std::uint32_t> Lines::claim_report(std::chrono::milliseconds patience) noexcept {
+  auto until = Clock::now() + patience;
+  ReportState last = report_state();
   while (true) {
     const ReportState state = report_state();
     if (state.is_published()) return std::nullopt;
-    const bool is_late = Clock::now() >= until;
-    bool takes_over = is_late || kind == FailureKind::timeout;
+    // A rank that has taken over gets its own time.
+    if (state.word() != last.word()) until = Clock::now() + kLongestReport;
+    last = state;
+    bool takes_over = Clock::now() >= until;
     if (state.is_claimed() && !takes_over) {
       Peer* const process = process_of(state.claimer());
       takes_over = process != nullptr && process->dead();
@@ -229,11 +229,12 @@ std::optional<std::uint32_t> Lines::claim_report(FailureKind kind) noexcept {
   }
 }
 
-void Lines::publish_report(std::uint32_t report, const Failure& failure) noexcept {
+bool Lines::publish_report(std::uint32_t report, const Failure& failure) noexcept {
   header_.failures[report] = failure;
   // Fails where another rank has taken over.
   std::uint32_t mine = ReportState::claimed(report, rank_).word();
-  header_.report_state.compare_exchange_strong(mine, ReportState::published(report).word(), std::memory_order_seq_cst);
+  return header_.report_state.compare_exchange_strong(mine, ReportState::published(report).word(),
+                                                      std::memory_order_seq_cst);
 }
 
 Failure Lines::failure() const {

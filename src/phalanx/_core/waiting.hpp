@@ -131,13 +131,17 @@ class Lines {
   void fail(const Failure& failure) noexcept {
     fail(failure, [](std::uint32_t) {});
   }
-  // `fill(report)` writes the testimonies of the failure, if this rank is the one that reports. When this returns the
+  // `fill(report)` writes the testimonies of the failure, each time this rank claims a report. When this returns the
   // group has a failure, this one or another, unless all ranks that began to report one are held up for seconds.
   template <class Fn>
   void fail(const Failure& failure, Fn&& fill) noexcept {
-    if (const std::optional<std::uint32_t> report = claim_report(failure.kind)) {
+    // A timeout takes over at once: nobody waits any longer.
+    auto patience = failure.kind == FailureKind::timeout ? std::chrono::milliseconds(0) : kLongestReport;
+    while (const std::optional<std::uint32_t> report = claim_report(patience)) {
       fill(*report);
-      publish_report(*report, failure);
+      if (publish_report(*report, failure)) break;
+      // Another rank took over, and has not published yet.
+      patience = kLongestReport;
     }
     ring_all();
   }
@@ -181,8 +185,15 @@ class Lines {
   ReportState report_state() const noexcept {
     return ReportState(header_.report_state.load(std::memory_order_acquire));
   }
-  std::optional<std::uint32_t> claim_report(FailureKind kind) noexcept;
-  void publish_report(std::uint32_t report, const Failure& failure) noexcept;
+  // A rank may take so long from the claim of a report to its publishing, before another one takes over: what it does
+  // meanwhile takes microseconds.
+  static constexpr std::chrono::milliseconds kLongestReport{100};
+
+  // The number of the report that this rank is to publish. None: another rank has published one, or all that can be are
+  // claimed by ranks that are held up for seconds. A claim by another rank is taken over after `patience`.
+  std::optional<std::uint32_t> claim_report(std::chrono::milliseconds patience) noexcept;
+  // False: another rank has taken over.
+  bool publish_report(std::uint32_t report, const Failure& failure) noexcept;
   template <class Fn>
   bool all_peers(const Condition& condition, int waiter, Fn&& load) const noexcept;
 
