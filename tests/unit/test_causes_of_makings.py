@@ -6,6 +6,7 @@ import pytest
 from boxes import Call, making
 from jobs import ALL_IS_WELL, SIX, process, report
 
+from phalanx._native import UNKNOWN_STATUS
 from phalanx.debug.job import Process
 from phalanx.debug.records import DIED, ENDED_WELL, FAILED
 
@@ -126,3 +127,18 @@ def test_a_rank_that_was_ended_by_a_launcher_after_it_had_left_in_order() -> Non
         process(1, *SIX, size=3, ending=DIED),
         process(2, *SIX, size=3, ending=ENDED_WELL, ended_at=2.9, how=1, status=0),
     ).startswith("rank 1 (pid 101) left early with exit code 3; its last completed call is all_reduce, seq 6")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (SIGKILL, "rank 1 (pid 101) was killed by SIGKILL"),
+        (0, "rank 0 (pid 100) raised ValueError: wrong"),
+        (UNKNOWN_STATUS, "rank 0 (pid 100) raised ValueError: wrong"),
+    ],
+)
+def test_a_rank_that_left_in_order_and_then_ended(status: int, said: str) -> None:
+    """By os._exit, say: it is not the cause of what another rank does later. A rank that was killed may be."""
+    raised = {"ending": FAILED, "how": 2, "exception": "ValueError: wrong", "ended_at": 5.0}
+    cause = _cause(process(0, *SIX, **raised, deaths=[(4.0, 101, 1, status, 1)]), process(1, *SIX, ending=ENDED_WELL))
+    assert cause.startswith(said)

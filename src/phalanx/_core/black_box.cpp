@@ -267,10 +267,12 @@ void BlackBox::move_to(int fd) {
   void* base = map_file(fd, bytes_);
   ::madvise(base, bytes_, MADV_DONTFORK);
   std::memcpy(base, base_, bytes_);
-  const std::ptrdiff_t next = next_ - records();
-  ::munmap(std::exchange(base_, base), bytes_);
-  next_ = records() + next;
-  end_ = records() + header().capacity;
+  // At the same address: calls that end late, and the thread that notes deaths, may write there at any time.
+  if (::mremap(base, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, base_) == MAP_FAILED) {
+    const int error = errno;
+    ::munmap(base, bytes_);
+    fail(error, "moving the black box to another file");
+  }
 }
 
 std::string BlackBox::contents() const {

@@ -117,10 +117,23 @@ void PeerWatch::remove(const std::shared_ptr<Member>& member) {
   const std::lock_guard lock(thread_mutex_);
   {
     const std::lock_guard watched_lock(mutex_);
-    for (auto& [peer, watched] : watched_) {
-      std::erase_if(watched.seats, [&](const auto& seat) { return seat.first == member; });
-    }
-    std::erase_if(watched_, [](const auto& entry) { return entry.second.seats.empty(); });
+    forget(member);
+  }
+  stop_if_idle();
+}
+
+// With the lock of what is watched.
+void PeerWatch::forget(const std::shared_ptr<Member>& member) {
+  for (auto& [peer, watched] : watched_) {
+    std::erase_if(watched.seats, [&](const auto& seat) { return seat.first == member; });
+  }
+  std::erase_if(watched_, [](const auto& entry) { return entry.second.seats.empty(); });
+}
+
+// With the lock of starting and stopping.
+void PeerWatch::stop_if_idle() {
+  {
+    const std::lock_guard lock(mutex_);
     if (!watched_.empty() || !thread_.joinable()) return;
     stop_.store(true, std::memory_order_seq_cst);
   }
@@ -138,24 +151,30 @@ void PeerWatch::begin_making() {
 
 void PeerWatch::add_to_making(const PeerPtr& peer, int job_rank, std::shared_ptr<BlackBox> box,
                               const std::string& folder) {
+  bool is_new = false;
   {
     const std::lock_guard lock(mutex_);
-    Watched& watched = watched_[peer];
+    const auto [place, added] = watched_.try_emplace(peer);
+    is_new = added;
+    Watched& watched = place->second;
     watched.job_rank = job_rank;
     const auto is_there = [](const Seat& seat) { return seat.first == nullptr; };
     if (std::none_of(watched.seats.begin(), watched.seats.end(), is_there)) watched.seats.emplace_back(nullptr, 0);
     box_ = std::move(box);
     folder_ = folder;
   }
-  start();
+  // The thread watches the others already.
+  if (is_new) start();
 }
 
 void PeerWatch::end_making() {
+  const std::lock_guard lock(thread_mutex_);
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard watched_lock(mutex_);
     if (num_makings_ == 0 || --num_makings_ > 0) return;
+    forget(nullptr);
   }
-  remove(nullptr);
+  stop_if_idle();
 }
 
 // A process that is in no group has nothing to say to peers. One that ends by itself has written down why.

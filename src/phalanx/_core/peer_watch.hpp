@@ -56,6 +56,8 @@ class PeerWatch {
 
   static bool has_left(const Seat& seat, std::int32_t status) noexcept;
 
+  void forget(const std::shared_ptr<Member>& member);
+  void stop_if_idle();
   // Starts the thread, or has it look whom to watch.
   void start();
   void run();

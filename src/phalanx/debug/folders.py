@@ -41,7 +41,7 @@ _AGE = 60.0
 _PATIENCE, _PAUSE = 1.0, 0.001
 # The ending in a box, as in _core/black_box.hpp.
 _RUNNING, _WELL, _FAILED = range(3)
-# A folder that vanishes while it is joined is made anew so many times.
+# How often a folder that vanishes while it is joined is made again.
 _MOST_TRIES = 10
 
 _P = ParamSpec("_P")
@@ -127,10 +127,11 @@ class Membership:
         """Of a folder that this process has left; made again under its name where it was removed since."""
         for _ in range(_MOST_TRIES):
             # It may be removed at any time, until this process has its lock.
-            with contextlib.suppress(FileExistsError):
-                remake_job(path)
             with contextlib.suppress(FileNotFoundError):
                 return cls.join(path)
+            # Another process may make it at the same time.
+            with contextlib.suppress(FileExistsError):
+                remake_job(path)
         raise FileNotFoundError(f"{path} was removed")
 
     def take_up(self, move: Callable[[int], None]) -> None:

@@ -176,15 +176,17 @@ def newest_processes(processes: Iterable[Process]) -> list[Process]:
 
 
 def with_deaths(processes: Sequence[Process]) -> list[Process]:
-    """The same, as far as others have seen them die, and those that died without a box.
+    """The same, and those that died without a box.
 
-    A process that has left its groups in order says so in its box, and may be killed afterwards; its box may be gone.
+    A process that has left its groups in order says so in its box, and may be killed afterwards: then it has died, as
+    others have seen. Where it ended by itself, also by os._exit, it has ended well.
     """
     deaths = {(death.pid, death.start): death for process in processes for death in process.box.deaths}
     found = []
     for process in processes:
-        is_seen = (process.box.pid, process.box.start) in deaths and process.box.ended_ns is None
-        found.append(Process(process.box, DIED) if is_seen and process.ending == ENDED_WELL else process)
+        death = deaths.get((process.box.pid, process.box.start))
+        is_killed = death is not None and death.is_by_signal and process.box.ended_ns is None
+        found.append(Process(process.box, DIED) if is_killed and process.ending == ENDED_WELL else process)
     ranks = {process.box.rank for process in processes}
     for death in sorted(deaths.values(), key=lambda death: death.seen_ns):
         if death.rank >= 0 and death.rank not in ranks and not death.is_replaced:

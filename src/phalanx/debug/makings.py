@@ -36,6 +36,10 @@ class Makings:
     def __init__(self) -> None:
         self._under_way: dict[int, _Making] = {}
 
+    @property
+    def are_under_way(self) -> bool:
+        return bool(self._under_way)
+
     def begin(self, own: OwnBox, info: GroupInfo, place: str, number: int, timeout: float) -> None:
         own.come_back()
         self._under_way[id(info)] = making = _Making(place, number, timeout)
@@ -44,7 +48,7 @@ class Makings:
             making.record = _record(own.box, info, making)
 
     def expect(self, own: OwnBox, info: GroupInfo, rank: int, identity: Identity) -> None:
-        """This process is to be that rank of the group."""
+        """The process with this identity is expected as that rank of the group."""
         making = self._under_way.get(id(info))
         if making is not None:
             making.identities[rank] = identity

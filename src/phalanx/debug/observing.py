@@ -243,7 +243,8 @@ class _Watching(Observer):
 
     @_harmless(_nothing)
     def left(self) -> None:
-        if sys.exception() is None:
+        # A rank that is making a group needs the folder.
+        if sys.exception() is None and not self._makings.are_under_way:
             self._dump()
             own_box().leave()
 

@@ -139,11 +139,18 @@ class OwnBox:
                 membership, self._membership = self._membership, None
                 self._left = membership.folder
                 membership.end(False)
+                if self.failed:
+                    self._come_back()
 
     def fail(self) -> None:
         """A group has failed, or an exception ends the process: the box stays."""
         self.failed = True
-        self.come_back()
+        # The garbage collector may call this in a thread that holds the lock. Then `leave` comes back.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._come_back()
+            finally:
+                self._lock.release()
 
     def come_back(self) -> None:
         """To the folder that this process has left: it makes another group, or has failed."""
@@ -156,10 +163,14 @@ class OwnBox:
             return
         try:
             membership = Membership.rejoin(folder)
-            membership.take_up(self.box.move_to)
+            try:
+                membership.take_up(self.box.move_to)
+            except BaseException:
+                membership.end(False)
+                raise
             self._membership = membership
         except OSError as error:
-            logger.info("the black box stays in memory: %s", describe_problem(error))
+            logger.info("the black box can't come back to the job folder: %s", describe_problem(error))
 
     def set_rank(self, rank: int, world_size: int) -> None:
         """Of the groups that are made from now on."""

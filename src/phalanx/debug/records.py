@@ -143,6 +143,10 @@ class Death:
     is_replaced: bool  # it lived on, and had called exec
     rank: int = NO_ROOT  # in the job; NO_ROOT: unknown
 
+    @property
+    def is_by_signal(self) -> bool:
+        return self.status != _native.UNKNOWN_STATUS and os.WIFSIGNALED(self.status)
+
 
 @dataclass(slots=True)
 class Header:
@@ -172,7 +176,7 @@ class Box(Header):
     """A black box."""
 
     records: list[Record]  # by ascending number
-    # Of groups, likewise. The seq is the meeting's number; the group's identity is the place of the meeting.
+    # The makings of groups, by ascending number. Seq: the meeting's number. The group's identity: the meeting's place.
     makings: list[Record] = field(default_factory=list)
     num_left_out: int = 0  # groups for which there was no room; their records have an unknown group
 

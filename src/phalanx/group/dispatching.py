@@ -158,7 +158,7 @@ def _dispatch(
     try:
         work = torch_compat.dispatch(group, op, packed, carry_out)
     except (NotImplementedError, RuntimeError) as error:
-        if has_modes or works or isinstance(error, PhalanxError):
+        if has_modes or works or isinstance(error, PhalanxError | OSError):
             raise
         _refuse(group._info, name, given, error)
     if len(works) == 1 or all(one.pending is None for one in works):

@@ -283,7 +283,7 @@ def _key(tensor: torch.Tensor) -> Hashable:
 
 
 def _last(views: list[_View]) -> CallWithCopies | None:
-    calls = [next(reversed(view.calls.items())) for view in views]
+    calls = [next(reversed(view.calls.items())) for view in views if view.calls]
     return max(calls, key=lambda each: each[0])[1] if calls else None
 
 

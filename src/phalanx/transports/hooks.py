@@ -31,7 +31,7 @@ class Observer:
         """
 
     def expecting(self, info: GroupInfo, rank: int, identity: Identity) -> None:
-        """A rank of the group that is being made was this process, or is."""
+        """The process with this identity was, or is, that rank of the group that is being made."""
 
     def not_made(self, info: GroupInfo, folder: str, error: BaseException) -> None:
         """The making of a group has failed on this rank; the others are about to be told. `folder` is what the first
