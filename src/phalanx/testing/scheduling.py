@@ -307,7 +307,7 @@ class Scheduling:
             me.parked = stays = me.rank not in self._freed
         if stays:
             self._outside.discard(me.native_id)
-            Scheduling._take_turn(self, me)
+            self._take_turn(me)
         raise Unwound
 
     def polls(self, rank: int) -> bool:
