@@ -131,21 +131,26 @@ class Turns(Scheduling):
         """This thread comes to communicate: its strand, once that has the turn."""
         number = self._number()
         me = self._strands[number]
-        self._check_alive(me)
-        with self._gate:
-            me.num_arrivals += 1
-            if self._holder == number and not self._is_choosing:
-                return number
-            if self.all_ended.is_set():
-                raise GroupError(
-                    "expected a call from a thread of a rank before the run has ended, got one afterwards",
-                    code="GROUP:CLOSED",
-                    rank=me.rank,
-                    hint=WAIT_FOR_THREADS,
-                )
-            # In this order: whoever looks sees it in one of the two.
-            self._ready.append(number)
-            self._outside.discard(me.native_id)
+        while True:
+            self._check_alive(me)
+            with self._gate:
+                # Another thread may have killed the rank since the check.
+                if me.rank in self._dead:
+                    continue
+                me.num_arrivals += 1
+                if self._holder == number and not self._is_choosing:
+                    return number
+                if self.all_ended.is_set():
+                    raise GroupError(
+                        "expected a call from a thread of a rank before the run has ended, got one afterwards",
+                        code="GROUP:CLOSED",
+                        rank=me.rank,
+                        hint=WAIT_FOR_THREADS,
+                    )
+                # In this order: a thread that looks sees it in one of the two.
+                self._ready.append(number)
+                self._outside.discard(me.native_id)
+                break
         self._take_turn(me)
         self._on_switch(me.rank, True)
         return number
