@@ -197,3 +197,35 @@ def test_a_thread_that_comes_while_its_rank_is_being_killed(
 
     monkeypatch.setattr("phalanx.testing.world.Turns", LateTurns)
     pt.run(come_late, 2, faults=pt.kill(1), stuck_after=3, **options)
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=IDS)
+def test_two_killed_ranks_whose_threads_wait_for_ever(options: dict[str, Any]) -> None:
+    def wait_for_a_dead_thread(rank: int, world: pt.World) -> None:
+        done: queue.Queue[None] = queue.Queue()
+        if rank:
+            start(lambda: done.put(reduce()))
+            done.get()
+        reduce()
+
+    with pytest.raises(PeerLost):
+        pt.run(wait_for_a_dead_thread, 3, faults=[pt.kill(1), pt.kill(2)], stuck_after=10, **options)
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=IDS)
+def test_the_second_of_two_killed_ranks_is_interrupted(options: dict[str, Any]) -> None:
+    """Not the first one, whose thread waits for ever."""
+
+    def compute_for_ever(rank: int, world: pt.World) -> None:
+        done: queue.Queue[None] = queue.Queue()
+        if rank == 1:
+            start(lambda: done.put(reduce()))
+            done.get()
+        try:
+            reduce()
+        finally:
+            while rank == 2:
+                pass
+
+    with pytest.raises(PeerLost):
+        pt.run(compute_for_ever, 3, faults=[pt.kill(1), pt.kill(2)], stuck_after=2, **options)

@@ -33,7 +33,9 @@ class Free(Scheduling):
     @property
     def current(self) -> int:
         """A rank that runs."""
-        running = (strand for strand in self._strands if not (strand.waits_for or strand.parked or strand.has_ended))
+        # A dead rank that was left behind seems to run. It is not the one that the run waits for.
+        strands = self._unwinding[:] or self._strands
+        running = (strand for strand in strands if not (strand.waits_for or strand.parked or strand.has_ended))
         return next((strand.rank for strand in running), 0)
 
     @property

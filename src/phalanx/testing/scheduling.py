@@ -292,12 +292,14 @@ class Scheduling:
             self._wake_up(strand)
         return True
 
-    def has_come_to_rest(self) -> bool:
-        """Whether threads of a dead rank that were to end sleep for so long that nothing will wake them up."""
+    def has_come_to_rest(self) -> int | None:
+        """The dead rank whose threads were to end, if they sleep for so long that nothing will wake them up."""
         limits = Limits(polling=LONG, computing=float("inf"), napping=float("inf"))
-        if not self._unwinding or self._unwinding_threads.may_come(self._awake_at, lambda _: limits):
+        unwinding = self._unwinding[:]
+        if not unwinding or self._unwinding_threads.may_come(self._awake_at, lambda _: limits):
             self._awake_at = time.monotonic()
-        return time.monotonic() - self._awake_at > LONG
+            return None
+        return unwinding[0].rank if time.monotonic() - self._awake_at > LONG else None
 
     def _check_alive(self, me: Strand) -> None:
         """In a thread that communicates: one of a dead rank stays here, and ends when it is to."""
