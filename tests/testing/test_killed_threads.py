@@ -60,8 +60,11 @@ def join_one_of_two_threads(rank: int, world: pt.World) -> None:
 def wait_in_a_call_meanwhile(rank: int, world: pt.World) -> None:
     group = dist.new_group()
     thread = start(lambda: [reduce(group) for _ in range(2)])
-    reduce()
-    thread.join()
+    try:
+        reduce()
+    finally:
+        # A thread that comes after its rank has returned fails with an error of its own.
+        thread.join()
 
 
 def poll_meanwhile(rank: int, world: pt.World) -> None:
