@@ -6,6 +6,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
@@ -17,6 +18,9 @@ import torch.distributed as dist
 
 import phalanx.testing as pt
 from phalanx import CallTimeout, Deadlock
+from phalanx.testing.free import Free
+from phalanx.testing.scheduler import Turns
+from phalanx.testing.world import ThreadsWorld
 
 Function = Callable[[int, pt.World], Any]
 
@@ -188,3 +192,50 @@ def test_a_rank_that_waits_for_a_child_is_not_taken_for_one_that_waits_for_its_t
         return tensor.item()
 
     assert pt.run(wait_for_a_child, 2, stuck_after=20, **options) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=IDS)
+def test_threads_that_have_ended_are_forgotten(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work per call does not grow with the number of threads and tasks that came before."""
+    schedulers: list[Turns | Free] = []
+    enter = ThreadsWorld.__enter__
+
+    def enter_and_note(world: ThreadsWorld) -> ThreadsWorld:
+        schedulers.append(world.turns)
+        return enter(world)
+
+    def have_many_threads(rank: int, world: pt.World) -> int:
+        with ThreadPoolExecutor(1) as executor:
+            for _ in range(5):
+                assert executor.submit(reduce, rank).result() == 6.0
+                start(lambda: reduce(rank)).join()
+        dist.barrier()
+        return len(schedulers[0]._strands)
+
+    monkeypatch.setattr(ThreadsWorld, "__enter__", enter_and_note)
+    assert pt.run(have_many_threads, 3, stuck_after=10, **options) == [3] * 3
+
+
+def test_ranks_look_at_each_other_only_while_they_have_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    is_alone = threading.Event()
+    take_over = Turns._take_over
+
+    def take_over_and_note(turns: Turns) -> int | None:
+        looks.append(is_alone.is_set())
+        return take_over(turns)
+
+    def have_a_thread(rank: int, world: pt.World) -> None:
+        start(lambda: reduce(rank)).join()
+        dist.barrier()
+        dist.barrier()
+        if rank == 1:
+            is_alone.set()
+            # Many times what ranks with threads sleep between two looks.
+            time.sleep(0.1)
+        dist.barrier()
+
+    monkeypatch.setattr(Turns, "_take_over", take_over_and_note)
+    pt.run(have_a_thread, 3, stuck_after=10)
+    assert looks
+    assert not any(looks)

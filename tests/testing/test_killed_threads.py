@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 import phalanx.testing as pt
 from phalanx import PeerLost
+from phalanx.testing.scheduler import Turns
 
 Function = Callable[[int, pt.World], Any]
 
@@ -58,8 +60,11 @@ def join_one_of_two_threads(rank: int, world: pt.World) -> None:
 def wait_in_a_call_meanwhile(rank: int, world: pt.World) -> None:
     group = dist.new_group()
     thread = start(lambda: [reduce(group) for _ in range(2)])
-    reduce()
-    thread.join()
+    try:
+        reduce()
+    finally:
+        # A thread that comes after its rank has returned fails with an error of its own.
+        thread.join()
 
 
 def poll_meanwhile(rank: int, world: pt.World) -> None:
@@ -141,3 +146,89 @@ def test_a_rank_whose_thread_was_killed_has_no_failure() -> None:
             raise ValueError("of a dead rank")
 
     assert pt.run(fail_at_the_end, 2, faults=pt.kill(1), stuck_after=10) == [None, None]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("options", SCHEDULES[:3], ids=IDS[:3])
+def test_a_thread_that_comes_while_its_rank_is_being_killed(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not get the turn: it would keep it."""
+    worlds: list[Turns] = []
+    is_coming, has_come = threading.Event(), threading.Event()
+
+    class Gate:
+        """Lets the thread "late" in only once its rank is dead."""
+
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            if threading.current_thread().name == "late" and turns().has_communicated:
+                is_coming.set()
+                wait_until(lambda: 1 in turns()._dead)
+            self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+            if is_coming.is_set() and threading.current_thread().name == "late":
+                has_come.set()
+
+    class LateTurns(Turns):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self._gate = Gate()  # type: ignore[assignment]
+            worlds.append(self)
+
+    def turns() -> Turns:
+        return worlds[-1]
+
+    def come_late(rank: int, world: pt.World) -> None:
+        if rank == 1:
+            threading.Thread(target=reduce, name="late").start()
+            wait_until(is_coming.is_set)
+            reduce()
+        with pytest.raises(PeerLost):
+            reduce()
+        wait_until(has_come.is_set)
+
+    monkeypatch.setattr("phalanx.testing.world.Turns", LateTurns)
+    pt.run(come_late, 2, faults=pt.kill(1), stuck_after=3, **options)
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=IDS)
+def test_two_killed_ranks_whose_threads_wait_for_ever(options: dict[str, Any]) -> None:
+    def wait_for_a_dead_thread(rank: int, world: pt.World) -> None:
+        done: queue.Queue[None] = queue.Queue()
+        if rank:
+            start(lambda: done.put(reduce()))
+            done.get()
+        reduce()
+
+    with pytest.raises(PeerLost):
+        pt.run(wait_for_a_dead_thread, 3, faults=[pt.kill(1), pt.kill(2)], stuck_after=10, **options)
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=IDS)
+def test_the_second_of_two_killed_ranks_is_interrupted(options: dict[str, Any]) -> None:
+    """Not the first one, whose thread waits for ever."""
+
+    def compute_for_ever(rank: int, world: pt.World) -> None:
+        done: queue.Queue[None] = queue.Queue()
+        if rank == 1:
+            start(lambda: done.put(reduce()))
+            done.get()
+        try:
+            reduce()
+        finally:
+            while rank == 2:
+                pass
+
+    with pytest.raises(PeerLost):
+        pt.run(compute_for_ever, 3, faults=[pt.kill(1), pt.kill(2)], stuck_after=2, **options)

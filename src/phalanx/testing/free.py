@@ -33,7 +33,9 @@ class Free(Scheduling):
     @property
     def current(self) -> int:
         """A rank that runs."""
-        running = (strand for strand in self._strands if not (strand.waits_for or strand.parked or strand.has_ended))
+        # A dead rank that was left behind seems to run. It is not the one that the run waits for.
+        strands = self._unwinding[:] or self._strands
+        running = (strand for strand in strands if not (strand.waits_for or strand.parked or strand.has_ended))
         return next((strand.rank for strand in running), 0)
 
     @property
@@ -56,12 +58,15 @@ class Free(Scheduling):
             self._look_for_the_end()
             self._changed.notify_all()
 
-    def _end_helper(self, number: int) -> None:
+    def _end_helper(self, me: Strand) -> None:
+        self._notify()
+
+    def _rouse(self) -> None:
         self._notify()
 
     def _come(self) -> Strand:
         """This thread comes to communicate: its strand."""
-        me = self._strands[self._number()]
+        me = self._strand()
         self._outside.discard(me.native_id)
         self._check_abandoned()
         self._check_alive(me)
@@ -130,7 +135,7 @@ class Free(Scheduling):
                 self._changed.wait(max(0.0, min(min(times) - self.now(), _BETWEEN_STEPS)))
             else:
                 # Nobody says so when a thread that has communicated comes to wait out of reach.
-                looks_again = out_of_reach is not None or len(self._strands) > self.size
+                looks_again = out_of_reach is not None or self._has_helpers
                 self._changed.wait(_BETWEEN_STEPS if looks_again else None)
             # Whatever it does next, it does not wait.
             me.waits_for = None

@@ -191,12 +191,13 @@ def _watch(world: ThreadsWorld, stuck_after: float) -> None:
     while not turns.all_ended.wait(min(_BETWEEN_LOOKS, stuck_after)):
         if turns.num_steps != seen:
             seen, since, told = turns.num_steps, time.monotonic(), False
-        rank = turns.current
-        if turns.has_come_to_rest():
-            world.leave_behind(rank)
+        resting = turns.has_come_to_rest()
+        if resting is not None:
+            world.leave_behind(resting)
             return
         if time.monotonic() - since < stuck_after:
             continue
+        rank = turns.current
         worker = world.workers[rank]
         thread = turns.current_thread or None
         frame = None if thread is None else sys._current_frames().get(thread)

@@ -84,15 +84,15 @@ class Turns(Scheduling):
         super().__init__(size, on_deadlock, on_point)
         self._policy = policy
         self._on_switch = on_switch
-        self._ready = list(range(size))
+        self._ready = self._strands[:]
         self._time = 0.0
-        self._waiting: dict[int, list[int]] = {}
-        # The strand whose turn it is, unless whoever had it looks for the next one.
-        self._holder = 0
+        self._waiting: dict[int, list[Strand]] = {}
+        # The strand whose turn it is, unless the last one that had it looks for the next one.
+        self._holder = self._strands[0]
         self._is_choosing = True
         # Held by the one thread that looks at it.
         self._looking = threading.Lock()
-        self._watch = _Watch(self._strands[0])
+        self._watch = _Watch(self._holder)
         # What may end something that somebody polls for, and how many poll in vain.
         self._num_events = 0
         self._num_in_vain = 0
@@ -102,12 +102,12 @@ class Turns(Scheduling):
     @property
     def current(self) -> int:
         """The rank whose turn it is."""
-        return self._strands[self._holder].rank
+        return self._holder.rank
 
     @property
     def current_thread(self) -> int:
         """The thread that has the turn, as Python numbers threads."""
-        return self._strands[self._holder].ident
+        return self._holder.ident
 
     def enter(self, rank: int) -> None:
         """First of all, in a rank's thread: waits for its turn."""
@@ -127,31 +127,35 @@ class Turns(Scheduling):
             self._note_end(me)
         self._give_turn(self._choose())
 
-    def _arrive(self) -> int:
+    def _arrive(self) -> Strand:
         """This thread comes to communicate: its strand, once that has the turn."""
-        number = self._number()
-        me = self._strands[number]
-        self._check_alive(me)
-        with self._gate:
-            me.num_arrivals += 1
-            if self._holder == number and not self._is_choosing:
-                return number
-            if self.all_ended.is_set():
-                raise GroupError(
-                    "expected a call from a thread of a rank before the run has ended, got one afterwards",
-                    code="GROUP:CLOSED",
-                    rank=me.rank,
-                    hint=WAIT_FOR_THREADS,
-                )
-            # In this order: whoever looks sees it in one of the two.
-            self._ready.append(number)
-            self._outside.discard(me.native_id)
+        me = self._strand()
+        while True:
+            self._check_alive(me)
+            with self._gate:
+                # Another thread may have killed the rank since the check.
+                if me.rank in self._dead:
+                    continue
+                me.num_arrivals += 1
+                if self._holder is me and not self._is_choosing:
+                    return me
+                if self.all_ended.is_set():
+                    raise GroupError(
+                        "expected a call from a thread of a rank before the run has ended, got one afterwards",
+                        code="GROUP:CLOSED",
+                        rank=me.rank,
+                        hint=WAIT_FOR_THREADS,
+                    )
+                # In this order: a thread that looks sees it in one of the two.
+                self._ready.append(me)
+                self._outside.discard(me.native_id)
+                break
         self._take_turn(me)
         self._on_switch(me.rank, True)
-        return number
+        return me
 
     def _sleep(self, me: Strand) -> None:
-        if len(self._strands) == self.size:
+        if not self._has_helpers:
             super()._sleep(me)
         elif not me.turn.acquire(timeout=_BETWEEN_LOOKS) and self._looking.acquire(blocking=False):
             try:
@@ -159,7 +163,7 @@ class Turns(Scheduling):
             finally:
                 self._looking.release()
             if rank is not None:
-                chosen = next((ready for ready in self._ready if self._strands[ready].rank == rank), None)
+                chosen = next((ready for ready in self._ready if ready.rank == rank), None)
                 if chosen is None:
                     self._on_switch(rank, False)
                 self._give_turn(self._choose(chosen))
@@ -169,38 +173,39 @@ class Turns(Scheduling):
 
         Returns the rank. Then the caller has to choose who goes on.
         """
-        number = self._holder
-        holder = self._strands[number]
+        holder = self._holder
         if self._watch.holder is not holder or self._watch.is_over:
             self._watch = _Watch(holder)
-        watch, limits = self._watch, self._limits_of_holder(number)
+        watch, limits = self._watch, self._limits_of(holder)
         if self._is_choosing or limits is None or watch.goes_on(limits):
             return None
         if self._outside.may_come(watch.since, lambda _: _FOR_OTHERS, rank=holder.rank):
             return None
         with self._gate:
-            if self._is_choosing or self._holder != number or watch.is_over:
+            if self._is_choosing or self._holder is not holder or watch.is_over:
                 return None
             self._is_choosing = True
             self._outside.add(holder.native_id, holder.rank)
         return holder.rank
 
-    def _limits_of_holder(self, number: int) -> Limits | None:
+    def _limits_of(self, holder: Strand) -> Limits | None:
         """None: it does not wait for another thread of its rank."""
-        rank = self._strands[number].rank
-        if any(self._strands[ready].rank == rank for ready in self._ready[:]):
+        if any(ready.rank == holder.rank for ready in self._ready[:]):
             return _FOR_READY
         # A thread that a rank has started may also wait for the next thing to do, for ever.
-        others_wait = any(strand.waits_for is not None for strand in self._of(rank))
-        return _FOR_WAITING if others_wait or number >= self.size else None
+        others_wait = any(strand.waits_for is not None for strand in self._of(holder.rank))
+        return _FOR_WAITING if others_wait or holder is not self._strands[holder.rank] else None
 
-    def _end_helper(self, number: int) -> None:
-        me = self._strands[number]
+    def _rouse(self) -> None:
+        for strand in self._strands:
+            strand.end_sleep()
+
+    def _end_helper(self, me: Strand) -> None:
         if self._abandoned is not None or me.rank in self._dead:
             return
         own = self._strands[me.rank]
         with self._gate:
-            if self._holder != number or self._is_choosing:
+            if self._holder is not me or self._is_choosing:
                 self._outside.discard(me.native_id)
                 return
             # Most likely it waited for this thread, and goes on. If not, the turn is taken from it.
@@ -208,7 +213,7 @@ class Turns(Scheduling):
             if goes_back:
                 self._outside.discard(own.native_id)
                 own.num_arrivals += 1
-                self._holder = me.rank
+                self._holder = own
             else:
                 self._is_choosing = True
         if not goes_back:
@@ -221,7 +226,7 @@ class Turns(Scheduling):
     def point(self, *what: Any) -> None:
         """The rank is about to make a call: others may go first."""
         self._check_abandoned()
-        me = self._strands[self._arrive()]
+        me = self._arrive()
         self._num_events += 1
         self.num_steps += 1
         if self._policy.at_calls:
@@ -231,17 +236,16 @@ class Turns(Scheduling):
         self._come_to_point(me.rank, what)
 
     def pause(self) -> None:
-        number = self._arrive()
-        me = self._strands[number]
+        me = self._arrive()
         if me.polled_at != self._num_events:
             me.num_looks, me.polls_since = 0, time.monotonic()
         me.num_looks += 1
         me.polls_in_vain = me.num_looks >= _MANY_LOOKS
         me.polled_at = self._num_events
-        self._ready.append(number)
+        self._ready.append(me)
         self._num_in_vain += me.polls_in_vain
         try:
-            self._let_others(number)
+            self._let_others(me)
         finally:
             self._num_in_vain -= me.polls_in_vain
             me.polls_in_vain = False
@@ -262,56 +266,54 @@ class Turns(Scheduling):
 
     def park(self) -> None:
         """The rank is dead: none of its threads goes on before all others have ended, and then only to its end."""
-        me = self._strands[self._arrive()]
+        me = self._arrive()
         with self._gate:
             self._dead.add(me.rank)
             self._outside.discard_all_of(me.rank)
-            for number in [me.rank, *range(self.size, len(self._strands))]:
-                self._bury(number, me.rank)
+            for strand in self._of(me.rank):
+                self._bury(strand)
         self._on_switch(me.rank, False)
         self._give_turn(self._choose())
         self._take_turn(me)
 
-    def _bury(self, number: int, rank: int) -> None:
-        """A strand, if it is one of a dead rank and does not run, does not go on of itself."""
-        strand = self._strands[number]
-        is_ready = number in self._ready
-        if strand.rank != rank or not (number == self._holder or is_ready or strand.waits_for is not None):
+    def _bury(self, strand: Strand) -> None:
+        """A strand of a dead rank, if it does not run, does not go on of itself."""
+        is_ready = strand in self._ready
+        if not (strand is self._holder or is_ready or strand.waits_for is not None):
             return
         strand.parked = True
         if is_ready:
-            self._ready.remove(number)
+            self._ready.remove(strand)
             self._num_in_vain -= strand.polls_in_vain
             strand.polls_in_vain = False
         waiting = self._waiting.get(id(strand.waits_for), [])
-        if number in waiting:
-            waiting.remove(number)
+        if strand in waiting:
+            waiting.remove(strand)
         strand.waits_for = None
 
     def wait(self, ticket: Waitable, timeout: float | None) -> bool:
-        number = self._arrive()
-        me = self._strands[number]
-        alarm = None if timeout is None else self._set_alarm(number, ticket, timeout)
+        me = self._arrive()
+        alarm = None if timeout is None else self._set_alarm(me, ticket, timeout)
         self._receive(me)
         while not ticket.ended and not (alarm is not None and alarm.rang):
             me.waits_for = ticket
-            self._waiting.setdefault(id(ticket), []).append(number)
+            self._waiting.setdefault(id(ticket), []).append(me)
             try:
-                self._let_others(number)
+                self._let_others(me)
             finally:
                 me.waits_for = None
-                if number in self._waiting.get(id(ticket), ()):
-                    self._waiting[id(ticket)].remove(number)
+                if me in self._waiting.get(id(ticket), ()):
+                    self._waiting[id(ticket)].remove(me)
         if alarm is not None:
             alarm.rang = True
         return ticket.ended
 
-    def _set_alarm(self, number: int, ticket: Waitable, timeout: float) -> _Alarm:
+    def _set_alarm(self, strand: Strand, ticket: Waitable, timeout: float) -> _Alarm:
         alarm = _Alarm()
 
         def ring() -> None:
             alarm.rang = True
-            self._wake_strand(number, ticket)
+            self._wake_strand(strand, ticket)
 
         self.at(timeout, ring, lambda: ticket.ended or alarm.rang)
         return alarm
@@ -325,8 +327,8 @@ class Turns(Scheduling):
 
     def wake(self, ticket: Waitable) -> None:
         self._num_events += 1
-        for number in self._waiting.pop(id(ticket), ()):
-            self._ready.append(number)
+        for strand in self._waiting.pop(id(ticket), ()):
+            self._ready.append(strand)
 
     def happened(self) -> None:
         """Something that a rank may look for."""
@@ -347,8 +349,8 @@ class Turns(Scheduling):
     def abandon(self, error: BaseException) -> None:
         """Nobody has a turn any more: whoever comes to communicate, or waits to, goes on with an exception."""
         self._abandoned = error
-        for number, strand in enumerate(self._strands):
-            if number != self._holder:
+        for strand in self._strands:
+            if strand is not self._holder:
                 self._wake_up(strand)
 
     def interrupt(self, rank: int, error: BaseException) -> None:
@@ -357,22 +359,20 @@ class Turns(Scheduling):
         self._wake_strands(rank)
 
     def _wake_strands(self, rank: int) -> None:
-        for number in [rank, *range(self.size, len(self._strands))]:
-            strand = self._strands[number]
-            if strand.rank == rank and strand.waits_for is not None:
-                self._wake_strand(number, strand.waits_for)
+        for strand in self._of(rank):
+            if strand.waits_for is not None:
+                self._wake_strand(strand, strand.waits_for)
 
-    def _wake_strand(self, number: int, ticket: Waitable) -> None:
-        numbers = self._waiting.get(id(ticket), [])
-        if number in numbers:
-            numbers.remove(number)
-            self._ready.append(number)
+    def _wake_strand(self, strand: Strand, ticket: Waitable) -> None:
+        waiting = self._waiting.get(id(ticket), [])
+        if strand in waiting:
+            waiting.remove(strand)
+            self._ready.append(strand)
 
-    def _let_others(self, number: int) -> None:
-        me = self._strands[number]
+    def _let_others(self, me: Strand) -> None:
         self._check_abandoned()
         chosen = self._choose()
-        if chosen != number:
+        if chosen is not me:
             self._on_switch(me.rank, False)
             self._give_turn(chosen)
             self._take_turn(me)
@@ -383,13 +383,13 @@ class Turns(Scheduling):
         super()._resumes(rank)
         self._on_switch(self.current, False)
         self._on_switch(rank, True)
-        self._holder = rank
+        self._holder = self._strands[rank]
 
-    def _give_turn(self, chosen: int | None) -> None:
+    def _give_turn(self, chosen: Strand | None) -> None:
         if chosen is not None:
-            self._wake_up(self._strands[chosen])
+            self._wake_up(chosen)
 
-    def _choose(self, chosen: int | None = None) -> int | None:
+    def _choose(self, chosen: Strand | None = None) -> Strand | None:
         """Which strand goes on: one that is ready. None where there is none left: all have ended."""
         self._is_choosing = True
         while not self._ready or (self._num_in_vain and self._num_in_vain == len(self._ready)):
@@ -397,8 +397,8 @@ class Turns(Scheduling):
                 break
             if self._jump():
                 self._num_events += 1
-                for number in self._ready:
-                    self._strands[number].polls_in_vain = False
+                for strand in self._ready:
+                    strand.polls_in_vain = False
                 self._num_in_vain = 0
             elif self._ready and not self._polled_for_long():
                 break
@@ -414,8 +414,9 @@ class Turns(Scheduling):
             if chosen is not None:
                 index = self._ready.index(chosen)
             else:
-                index = self._policy.choose(self._ready) if len(self._ready) > 1 else 0
+                index = 0
                 if len(self._ready) > 1:
+                    index = self._policy.choose([strand.rank for strand in self._ready])
                     self.choices.append(index)
             self._holder = self._ready.pop(index)
             self._is_choosing = False
@@ -434,10 +435,9 @@ class Turns(Scheduling):
         since = time.monotonic()
         limits = self._limits()
         limits_of_strangers = self._limits_of_strangers() if self._is_awaited() else _AT_THE_END
-        known = {strand.native_id for strand in self._strands}
 
         def limits_of(thread: int) -> Limits:
-            return limits if thread in known else limits_of_strangers
+            return limits if thread in self._known else limits_of_strangers
 
         while not self._ready and self._outside:
             self._check_abandoned()
@@ -454,15 +454,15 @@ class Turns(Scheduling):
 
     def _main_is_outside(self) -> bool:
         """Whether a rank's own thread sleeps where it is out of reach. If so it is the one to blame."""
-        for number, strand in enumerate(self._strands[: self.size]):
+        for strand in self._strands[: self.size]:
             if strand.native_id in self._outside:
-                self._holder = number
+                self._holder = strand
                 return True
         return False
 
     def _polled_for_long(self) -> bool:
         """All that could go on look in vain: whether for so long that no time that goes by will help."""
-        return time.monotonic() - max(self._strands[number].polls_since for number in self._ready) > LONG
+        return time.monotonic() - max(strand.polls_since for strand in self._ready) > LONG
 
     def _jump(self) -> bool:
         """To the next timer that is not over; False: there is none."""

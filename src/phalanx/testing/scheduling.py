@@ -1,7 +1,8 @@
 """What schedulers of ranks that are threads have in common.
 
-A rank has one thread of its own, and may start others (helpers.py). Each that communicates is a strand: strand r is the
-thread of rank r, and strands of threads that ranks have started are numbered from there on, as they come.
+A rank has one thread of its own, and may start others (helpers.py). Each that communicates is a strand. Strand r is the
+thread of rank r. Strands of threads that ranks have started follow in the order in which they first communicate, until
+they end.
 
 A rank that is killed is dead with all its threads: each stays where it communicates next. When all other ranks have
 ended, the threads of dead ranks end, too, rank after rank.
@@ -9,6 +10,7 @@ ended, the threads of dead ranks end, too, rank after rank.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -95,6 +97,12 @@ class Strand:
         self.polls_since = 0.0
         self.polls_in_vain = False
 
+    def end_sleep(self) -> None:
+        """It looks whether it has the turn, and sleeps on if not."""
+        # It may be awake.
+        with contextlib.suppress(RuntimeError):
+            self.turn.release()
+
     @property
     def is_waiting(self) -> bool:
         return self.waits_for is not None or self.polls_in_vain
@@ -135,8 +143,11 @@ class Scheduling:
         self._origin = Origin()
         self._abandoned: BaseException | None = None
         self.size = size
+        # Replaced, never changed in place: other threads iterate over it.
         self._strands = [Strand(rank) for rank in range(size)]
-        # Held while a strand is added, comes to communicate, or ends.
+        # The threads that are or were strands, as the system numbers them. Those of executors may become others.
+        self._known: set[int] = set()
+        # Held while a strand is added, comes to communicate, or ends and is removed.
         self._gate = threading.Lock()
         # Ranks that were killed; those whose threads end; the strands of the last one of these that have not ended.
         self._dead: set[int] = set()
@@ -198,17 +209,19 @@ class Scheduling:
     def release(self) -> None:
         """Last of all, in such a thread."""
         self._outside.discard(threading.get_native_id())
-        number: int | None = self._here.strand
+        me: Strand | None = self._here.strand
         self._here.rank = self._here.strand = None
-        if number is not None:
-            self._note_end(self._strands[number])
-            self._end_helper(number)
+        if me is not None:
+            self._note_end(me)
+            self._end_helper(me)
 
     def _note_end(self, me: Strand) -> None:
         """Last of all, in the thread of a strand."""
         me.waits_for = None
         with self._gate:
             me.has_ended = True
+            if me is not self._strands[me.rank]:
+                self._strands = [strand for strand in self._strands if strand is not me]
             if me in self._unwinding:
                 self.num_steps += 1
                 self._unwinding.remove(me)
@@ -220,32 +233,46 @@ class Scheduling:
         """Whether this thread has; where a rank has started it."""
         return getattr(self._here, "strand", None) is not None
 
-    def _end_helper(self, number: int) -> None:
+    def _end_helper(self, me: Strand) -> None:
+        raise NotImplementedError
+
+    def _rouse(self) -> None:
+        """Has all threads that wait look again: there is a helper now, and they may have to look at it."""
         raise NotImplementedError
 
     def _be(self, rank: int) -> None:
         """First of all, in a rank's own thread."""
-        self._here.rank = self._here.strand = rank
-        self._strands[rank].ident = threading.get_ident()
-        self._strands[rank].native_id = threading.get_native_id()
+        me = self._strands[rank]
+        self._here.rank, self._here.strand = rank, me
+        me.ident, me.native_id = threading.get_ident(), threading.get_native_id()
+        self._known.add(me.native_id)
 
-    def _number(self) -> int:
-        """Of this thread's strand. One that a rank has started gets it when it first communicates."""
+    def _strand(self) -> Strand:
+        """Of this thread. One that a rank has started gets it when it first communicates."""
         rank = self.rank
-        number: int | None = self._here.strand
-        if number is None:
+        me: Strand | None = self._here.strand
+        if me is None:
             me = Strand(rank)
             me.ident, me.native_id = threading.get_ident(), threading.get_native_id()
-            # Whoever communicates next does for the rank what was left to it.
+            # The thread that communicates next does for the rank what was left to it.
             me.inbox = self._strands[rank].inbox
             with self._gate:
-                number = self._here.strand = len(self._strands)
-                self._strands.append(me)
-        return number
+                self._here.strand = me
+                is_first = not self._has_helpers
+                self._strands = [*self._strands, me]
+                self._known.add(me.native_id)
+            if is_first:
+                self._rouse()
+        return me
+
+    @property
+    def _has_helpers(self) -> bool:
+        """Whether a thread that a rank has started communicates, and has not ended."""
+        return len(self._strands) > self.size
 
     def _of(self, rank: int) -> Iterable[Strand]:
         """The strands of a rank."""
-        if len(self._strands) == self.size:
+        if not self._has_helpers:
             return (self._strands[rank],)
         return [strand for strand in self._strands if strand.rank == rank]
 
@@ -292,12 +319,14 @@ class Scheduling:
             self._wake_up(strand)
         return True
 
-    def has_come_to_rest(self) -> bool:
-        """Whether threads of a dead rank that were to end sleep for so long that nothing will wake them up."""
+    def has_come_to_rest(self) -> int | None:
+        """The dead rank whose threads were to end, if they sleep for so long that nothing will wake them up."""
         limits = Limits(polling=LONG, computing=float("inf"), napping=float("inf"))
-        if not self._unwinding or self._unwinding_threads.may_come(self._awake_at, lambda _: limits):
+        unwinding = self._unwinding[:]
+        if not unwinding or self._unwinding_threads.may_come(self._awake_at, lambda _: limits):
             self._awake_at = time.monotonic()
-        return time.monotonic() - self._awake_at > LONG
+            return None
+        return unwinding[0].rank if time.monotonic() - self._awake_at > LONG else None
 
     def _check_alive(self, me: Strand) -> None:
         """In a thread that communicates: one of a dead rank stays here, and ends when it is to."""
@@ -307,7 +336,7 @@ class Scheduling:
             me.parked = stays = me.rank not in self._freed
         if stays:
             self._outside.discard(me.native_id)
-            Scheduling._take_turn(self, me)
+            self._take_turn(me)
         raise Unwound
 
     def polls(self, rank: int) -> bool:
@@ -343,11 +372,7 @@ class Scheduling:
 
     def _wake_up(self, strand: Strand) -> None:
         strand.has_turn = True
-        try:
-            strand.turn.release()
-        except RuntimeError:
-            # It was awake.
-            return
+        strand.end_sleep()
 
     def _take_turn(self, me: Strand) -> None:
         while not me.has_turn:
