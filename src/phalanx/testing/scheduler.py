@@ -134,9 +134,11 @@ class Turns(Scheduling):
         self._check_alive(me)
         with self._gate:
             me.num_arrivals += 1
-            if self._holder == number and not self._is_choosing:
+            if self._holder == number:
                 return number
-            if self.all_ended.is_set():
+            # The rank may have been killed since.
+            is_dead = me.rank in self._dead
+            if self.all_ended.is_set() and not is_dead:
                 raise GroupError(
                     "expected a call from a thread of a rank before the run has ended, got one afterwards",
                     code="GROUP:CLOSED",
@@ -144,14 +146,16 @@ class Turns(Scheduling):
                     hint=WAIT_FOR_THREADS,
                 )
             # In this order: whoever looks sees it in one of the two.
-            self._ready.append(number)
+            if not is_dead:
+                self._ready.append(number)
             self._outside.discard(me.native_id)
+        self._check_alive(me)
         self._take_turn(me)
         self._on_switch(me.rank, True)
         return number
 
     def _sleep(self, me: Strand) -> None:
-        if len(self._strands) == self.size:
+        if len(self._strands) == self.size or me.parked:
             super()._sleep(me)
         elif not me.turn.acquire(timeout=_BETWEEN_LOOKS) and self._looking.acquire(blocking=False):
             try:
@@ -181,6 +185,8 @@ class Turns(Scheduling):
         with self._gate:
             if self._is_choosing or self._holder != number or watch.is_over:
                 return None
+            # This thread has the turn until it has chosen: what happens meanwhile may communicate.
+            self._holder = self._number()
             self._is_choosing = True
             self._outside.add(holder.native_id, holder.rank)
         return holder.rank
@@ -200,7 +206,7 @@ class Turns(Scheduling):
             return
         own = self._strands[me.rank]
         with self._gate:
-            if self._holder != number or self._is_choosing:
+            if self._holder != number:
                 self._outside.discard(me.native_id)
                 return
             # Most likely it waited for this thread, and goes on. If not, the turn is taken from it.
