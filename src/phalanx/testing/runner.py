@@ -194,6 +194,7 @@ def _watch(world: ThreadsWorld, stuck_after: float) -> None:
         rank = turns.current
         if turns.has_come_to_rest():
             world.leave_behind(rank)
+            turns.all_ended.set()
             return
         if time.monotonic() - since < stuck_after:
             continue

@@ -126,6 +126,12 @@ class Turns(Scheduling):
         finally:
             self._note_end(me)
         self._give_turn(self._choose())
+        # Of all threads that could look at one which keeps the turn for ever this may be the last.
+        while any(not strand.has_ended for strand in self._strands[self.size :]):
+            if self.all_ended.wait(_BETWEEN_LOOKS):
+                break
+            self._check_abandoned()
+            self._look()
 
     def _arrive(self) -> int:
         """This thread comes to communicate: its strand, once that has the turn."""
@@ -157,16 +163,22 @@ class Turns(Scheduling):
     def _sleep(self, me: Strand) -> None:
         if len(self._strands) == self.size or me.parked:
             super()._sleep(me)
-        elif not me.turn.acquire(timeout=_BETWEEN_LOOKS) and self._looking.acquire(blocking=False):
-            try:
-                rank = self._take_over()
-            finally:
-                self._looking.release()
-            if rank is not None:
-                chosen = next((ready for ready in self._ready if self._strands[ready].rank == rank), None)
-                if chosen is None:
-                    self._on_switch(rank, False)
-                self._give_turn(self._choose(chosen))
+        elif not me.turn.acquire(timeout=_BETWEEN_LOOKS):
+            self._look()
+
+    def _look(self) -> None:
+        """At the thread that has the turn, in one that does not: whether it is to go to another one."""
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            rank = self._take_over()
+        finally:
+            self._looking.release()
+        if rank is not None:
+            chosen = next((ready for ready in self._ready if self._strands[ready].rank == rank), None)
+            if chosen is None:
+                self._on_switch(rank, False)
+            self._give_turn(self._choose(chosen))
 
     def _take_over(self) -> int | None:
         """Takes the turn from a thread that sleeps, or polls, while others of its rank wait: it waits for them.
