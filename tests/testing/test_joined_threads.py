@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx.testing as pt
-from phalanx import CallTimeout, Deadlock
+from phalanx import CallTimeout, Deadlock, GroupError, PeerLost
 from phalanx.testing.free import Free
 from phalanx.testing.scheduler import Turns
 from phalanx.testing.world import ThreadsWorld
@@ -239,3 +239,35 @@ def test_ranks_look_at_each_other_only_while_they_have_threads(monkeypatch: pyte
     pt.run(have_a_thread, 3, stuck_after=10)
     assert looks
     assert not any(looks)
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=IDS)
+def test_a_thread_that_waits_for_more_hides_no_failure(options: dict[str, Any]) -> None:
+    """It has the turn when all ranks have ended, and never gets more."""
+    todo: queue.SimpleQueue[None] = queue.SimpleQueue()
+    threads = []
+
+    def leave_a_thread_behind(rank: int, world: pt.World) -> None:
+        has_begun = threading.Event()
+
+        def serve() -> None:
+            work = dist.irecv(torch.zeros(1), 1)
+            has_begun.set()
+            assert work is not None
+            with pytest.raises((GroupError, PeerLost)):
+                work.wait()
+            todo.get()
+
+        if rank == 0:
+            threads.append(start(serve))
+            has_begun.wait()
+        dist.barrier()
+        if rank == 0:
+            raise ValueError("of rank 0")
+
+    try:
+        with pytest.raises(ValueError, match="of rank 0"):
+            pt.run(leave_a_thread_behind, 2, stuck_after=10, **options)
+    finally:
+        todo.put(None)
+        threads[0].join()

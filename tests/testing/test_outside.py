@@ -94,12 +94,19 @@ def test_a_thread_that_computes_is_worth_waiting_for() -> None:
 
 def test_a_thread_that_the_system_wakes_up_naps() -> None:
     reader, writer = os.pipe()
-    with thread_that(lambda _: os.read(reader, 1)) as thread:
+    has_begun = threading.Event()
+
+    def read(_: threading.Event) -> None:
+        has_begun.set()
+        os.read(reader, 1)
+
+    with thread_that(read) as thread:
         try:
+            has_begun.wait()
             outside, since = Outside(), time.monotonic()
             outside.add(thread)
-            assert all(outside.may_come(since, lambda _: Limits(0.0, 0.0, FOREVER)) for _ in range(5))
-            while outside.may_come(since, lambda _: Limits(0.0, 0.0, 0.1)):
+            assert all(outside.may_come(since, lambda _: Limits(FOREVER, FOREVER, FOREVER)) for _ in range(5))
+            while outside.may_come(since, lambda _: Limits(0.1, 0.1, 0.1)):
                 pass
         finally:
             os.write(writer, b"x")

@@ -194,6 +194,7 @@ def _watch(world: ThreadsWorld, stuck_after: float) -> None:
         resting = turns.has_come_to_rest()
         if resting is not None:
             world.leave_behind(resting)
+            turns.all_ended.set()
             return
         if time.monotonic() - since < stuck_after:
             continue

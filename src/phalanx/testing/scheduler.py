@@ -126,6 +126,12 @@ class Turns(Scheduling):
         finally:
             self._note_end(me)
         self._give_turn(self._choose())
+        # Of all threads that could look at one which keeps the turn for ever this may be the last.
+        while self._has_helpers:
+            if self.all_ended.wait(_BETWEEN_LOOKS):
+                break
+            self._check_abandoned()
+            self._look()
 
     def _arrive(self) -> Strand:
         """This thread comes to communicate: its strand, once that has the turn."""
@@ -137,7 +143,7 @@ class Turns(Scheduling):
                 if me.rank in self._dead:
                     continue
                 me.num_arrivals += 1
-                if self._holder is me and not self._is_choosing:
+                if self._holder is me:
                     return me
                 if self.all_ended.is_set():
                     raise GroupError(
@@ -155,18 +161,24 @@ class Turns(Scheduling):
         return me
 
     def _sleep(self, me: Strand) -> None:
-        if not self._has_helpers:
+        if not self._has_helpers or me.parked:
             super()._sleep(me)
-        elif not me.turn.acquire(timeout=_BETWEEN_LOOKS) and self._looking.acquire(blocking=False):
-            try:
-                rank = self._take_over()
-            finally:
-                self._looking.release()
-            if rank is not None:
-                chosen = next((ready for ready in self._ready if ready.rank == rank), None)
-                if chosen is None:
-                    self._on_switch(rank, False)
-                self._give_turn(self._choose(chosen))
+        elif not me.turn.acquire(timeout=_BETWEEN_LOOKS):
+            self._look()
+
+    def _look(self) -> None:
+        """At the thread that has the turn, in one that does not: whether it is to go to another one."""
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            rank = self._take_over()
+        finally:
+            self._looking.release()
+        if rank is not None:
+            chosen = next((ready for ready in self._ready if ready.rank == rank), None)
+            if chosen is None:
+                self._on_switch(rank, False)
+            self._give_turn(self._choose(chosen))
 
     def _take_over(self) -> int | None:
         """Takes the turn from a thread that sleeps, or polls, while others of its rank wait: it waits for them.
@@ -184,6 +196,8 @@ class Turns(Scheduling):
         with self._gate:
             if self._is_choosing or self._holder is not holder or watch.is_over:
                 return None
+            # This thread has the turn until it has chosen: what happens meanwhile may communicate.
+            self._holder = self._strand()
             self._is_choosing = True
             self._outside.add(holder.native_id, holder.rank)
         return holder.rank
@@ -205,7 +219,7 @@ class Turns(Scheduling):
             return
         own = self._strands[me.rank]
         with self._gate:
-            if self._holder is not me or self._is_choosing:
+            if self._holder is not me:
                 self._outside.discard(me.native_id)
                 return
             # Most likely it waited for this thread, and goes on. If not, the turn is taken from it.
