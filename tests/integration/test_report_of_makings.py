@@ -195,3 +195,36 @@ def test_a_crash_comes_before_the_launchers_sigterms_that_are_seen_with_it(tmp_p
     until(lambda: len(deaths()) == 5, "rank 0 notes no deaths")
     assert deaths()[0] == pids[3]
     world.kill()
+
+
+def _go_on_without_rank_0(here: Here, how: str) -> None:
+    """The survivors make a smaller world, in which one of them is rank 0."""
+    _init(here)
+    dist.barrier()
+    if here.rank == 0:
+        here.tell(os.getpid())
+        here.hear()
+        _end(how)
+    with pytest.raises(phalanx.PeerLost):
+        dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("phalanx", store=here.store("smaller"), rank=here.rank - 1, world_size=2, timeout=_LONG)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["killed", "raise"])
+def test_survivors_that_take_the_number_of_the_dead_rank(
+    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World(_go_on_without_rank_0, 3, tmp_path, how, way="short program")
+    pid = world.told(0)
+    world.tell(0)
+    for process in world.processes:
+        process.join(30)
+    assert [process.exitcode for process in world.processes[1:]] == [0, 0], world.output(1)
+    world.kill()
+    (job,) = (tmp_path / "jobs").iterdir()
+    assert main(["report", str(job)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"Earliest cause: rank 0 (pid {pid}) {_ENDS[how]}"), last

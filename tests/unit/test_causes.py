@@ -361,3 +361,12 @@ def test_two_groups_of_the_same_name_and_ranks() -> None:
         "  ranks 0, 1: done with barrier, seq 1, at train.py:20, in step, 11.8 s ago",
         ALL_IS_WELL,
     ]
+
+
+def test_a_rank_that_ended_by_itself_was_not_killed_by_the_signal_of_another() -> None:
+    lost = seventh(state="failed", failure="lost", blamed=1, at=3.0)
+    cause = _cause(
+        process(0, *SIX, lost, ending=FAILED, how=1, status=0, ended_at=4.0, deaths=[(3.0, 101, 1, SIGTERM)]),
+        process(1, *SIX, ending=DIED),
+    )
+    assert cause.startswith("rank 1 (pid 101) was killed by SIGTERM; it had not begun ")

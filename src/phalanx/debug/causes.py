@@ -173,7 +173,7 @@ def _explain(
 def _explain_end(fate: Fate, processes: Sequence[Process], groups: Sequence[Group], fates: dict[int, Fate]) -> Cause:
     rank = fate.process.box.rank
     others = [each for each in fates.values() if each is not fate]
-    is_all = fate.was_terminated and all(each.signal in (0, fate.signal) and not each.exception for each in others)
+    is_all = fate.was_terminated and all(each.signal == fate.signal or each.is_unseen for each in others)
     is_all = is_all and len(fates) == len(processes) > 1
     if is_all:
         # The whole job was ended, maybe because it hung.

@@ -56,6 +56,11 @@ class Fate:
         return self.signal in _ENDING_SIGNALS
 
     @property
+    def is_unseen(self) -> bool:
+        """It has not written down its end, and no peer saw it."""
+        return self.status == _UNKNOWN and self.process.box.ended_ns is None and not self.exception
+
+    @property
     def _is_unknown_exit(self) -> bool:
         return self.status == _UNKNOWN and self.process.box.ended_ns is not None
 

@@ -45,6 +45,7 @@ class OwnBox:
         self.box: _native.BlackBox | None = None
         self.failed = False
         self.rank = 0
+        self._has_rank = False
 
     @property
     def path(self) -> str:
@@ -173,8 +174,13 @@ class OwnBox:
             logger.info("the black box can't come back to the job folder: %s", describe_problem(error))
 
     def set_rank(self, rank: int, world_size: int) -> None:
-        """Of the groups that are made from now on."""
-        self.rank = rank
+        """Of the groups that are made from now on.
+
+        After a failure the rank stays: reports speak of the world that failed, whatever ranks the survivors have now.
+        """
+        if self.failed and self._has_rank:
+            return
+        self.rank, self._has_rank = rank, True
         if self.box is not None:
             self.box.set_rank(rank, world_size)
 
@@ -222,7 +228,7 @@ def _end_with_the_process() -> None:
         _holder.ends_with = os.getpid()
         atexit.register(_end)
         # A child of multiprocessing may end without atexit; after the groups have been left.
-        multiprocessing.util.Finalize(None, _end, exitpriority=50)
+        multiprocessing.util.Finalize(None, _end, exitpriority=-200)
 
 
 def _end() -> None:

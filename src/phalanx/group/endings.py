@@ -120,6 +120,26 @@ def _exit() -> None:
     observer().exiting()
 
 
+def _exit_child() -> None:
+    """A child of multiprocessing ends. Threads of the program that still run may make calls: Python waits for them."""
+    if sys.exception() is not None or not _has_threads():
+        _exit()
+
+
+def _exit_child_with_threads() -> None:
+    """Once the children of this process have ended, which these threads may wait for."""
+    if _has_threads():
+        # multiprocessing calls it next, and the second time it does nothing.
+        threading._shutdown()  # type: ignore[attr-defined]
+    _exit()
+
+
+def _has_threads() -> bool:
+    """That are not daemons, and that the program has started."""
+    here = threading.current_thread(), threading.main_thread()
+    return bool(_transports) and any(not thread.daemon and thread not in here for thread in threading.enumerate())
+
+
 def _install() -> None:
     global _hooked, _process_with_finalizer
     if not _hooked:
@@ -130,7 +150,8 @@ def _install() -> None:
     if _process_with_finalizer != os.getpid():
         # Forgotten in children; and a forked one ends without atexit.
         _process_with_finalizer = os.getpid()
-        multiprocessing.util.Finalize(None, _exit, exitpriority=100)
+        multiprocessing.util.Finalize(None, _exit_child, exitpriority=100)
+        multiprocessing.util.Finalize(None, _exit_child_with_threads, exitpriority=-100)
 
 
 # A forked child is in no group.
