@@ -396,8 +396,17 @@ class TestBases:
             assert make_job_folder() is None
         assert "there is no place for the folder of a job" in caplog.text
         assert find_jobs() == []
+
+    def test_a_chosen_place_that_can_t_be_used_is_told(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         monkeypatch.setenv("PHALANX_FOLDER", "/proc/none")
-        assert make_job_folder() is None
+        with caplog.at_level(logging.WARNING, "phalanx"):
+            assert make_job_folder() is None
+        assert caplog.messages == [
+            "PHALANX_FOLDER can't have job folders: [Errno 2] No such file or directory: '/proc/none'; "
+            "the black box is in memory"
+        ]
 
     @pytest.mark.parametrize("home", [None, "", "/none", "relative"])
     def test_a_home_that_is_none(self, places: Places, monkeypatch: pytest.MonkeyPatch, home: str | None) -> None:

@@ -71,6 +71,8 @@ def make_job_folder() -> Path:
             folder = base.make_job()
         except OSError as error:
             problems.append(str(error))
+            if base.is_chosen:
+                logger.warning("PHALANX_FOLDER can't have job folders: %s; the black box is in memory", error)
             continue
         _make_room(base)
         return folder
