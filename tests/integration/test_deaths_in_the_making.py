@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Here, World
+from ranks import Gate, Here, World
 
 import phalanx
 
@@ -86,6 +86,10 @@ def _host_dies_in_the_making(here: Here, port: int, ranks: list[int], early: boo
         here.hear()
     with pytest.raises(phalanx.PhalanxError) as caught:
         dist.new_group(ranks)
+    # A rank that has ended by then would be what the other one is told of.
+    gate = Gate(here)
+    gate.open(f"told{here.rank}")
+    gate.wait("told1", "told2")
     dist.destroy_process_group()
     return f"{caught.value.code} {caught.value}"
 

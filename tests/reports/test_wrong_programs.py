@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated:Future
 _NUM_SEEDS = 5
 # A report of processes waits only so long for a rank that is late, which on a busy machine any rank may be.
 _LATE = "had not made this call"
-_MOST_ATTEMPTS = 5
+_MOST_ATTEMPTS = 20
 
 
 @pytest.fixture(autouse=True)
