@@ -23,6 +23,7 @@ import signal
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -338,6 +339,9 @@ def _be_program(here: Here, function: Callable[..., Any], args: tuple[object, ..
     # build of torch for CUDA loads, would print that its objects were never freed.
     if "triton._C.libtriton" not in sys.modules:
         gc.freeze()
+    # From Python 3.13 on, a child of multiprocessing has forgotten what was to be called at the exit of its parent.
+    if sys.version_info >= (3, 13):
+        atexit.register(weakref.finalize._exitfunc)
     main = sys.modules["__main__"]
     main.main = lambda: function(here, *args)  # type: ignore[attr-defined]
     # What the interpreter does with a main program; SystemExit does not come back from here.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing.util
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +15,8 @@ from ranks import Here, World
 def _go_on_in_a_thread(here: Here) -> None:
     here.init()
     is_ending = threading.Event()
-    # After the one of the groups, which has a higher priority.
-    multiprocessing.util.Finalize(None, is_ending.set, exitpriority=99)
+    # Python calls it when it begins to wait for threads.
+    threading._register_atexit(is_ending.set)  # type: ignore[attr-defined]
 
     def work() -> None:
         is_ending.wait()

@@ -2,8 +2,8 @@
 blame.
 
 The first exception that nobody caught becomes the rank's last words: seen in sys.excepthook and threading.excepthook,
-in a group that is closed while an exception is on its way (`finally: destroy_process_group()`), and in the exit of a
-child of multiprocessing, which calls neither hook.
+in a group that is closed while an exception is on its way (`finally: destroy_process_group()`), and in a child of
+multiprocessing, which calls neither hook: in its finalizers or, from Python 3.13 on, as it leaves its function.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
+from phalanx import children
 from phalanx.errors import REPORT_NOTE
 from phalanx.transports import keeper
 from phalanx.transports.base import Transport
@@ -36,8 +37,9 @@ _MOST_FRAMES = 10
 # The groups this process is in.
 _transports: weakref.WeakSet[Transport] = weakref.WeakSet()
 _hooked = False
-# Whether the program has printed the traceback of an exception that nobody caught.
-_raised = False
+# The exception that nobody caught. Kept, as Python keeps sys.last_exc: a group that its frames hold is left when the
+# process ends, not when the exception goes.
+_raised: BaseException | None = None
 _process_with_finalizer = 0
 
 
@@ -106,7 +108,7 @@ def _exit() -> None:
     transports = list(_transports)
     if exception is not None:
         _tell(exception, transports, is_last=True)
-    until = time.monotonic() + (0.0 if _raised else patience())
+    until = time.monotonic() + (0.0 if _raised is not None else patience())
     for transport in transports:
         with contextlib.suppress(Exception):
             transport.complete(max(0.0, until - time.monotonic()))
@@ -146,6 +148,7 @@ def _install() -> None:
         _hooked = True
         sys.excepthook = _telling(sys.excepthook)
         threading.excepthook = _telling_of_threads(threading.excepthook)
+        children.show_exceptions_to(_see)
         atexit.register(_exit)
     if _process_with_finalizer != os.getpid():
         # Forgotten in children; and a forked one ends without atexit.
@@ -158,11 +161,16 @@ def _install() -> None:
 os.register_at_fork(after_in_child=_transports.clear)
 
 
+def _see(exception: BaseException) -> None:
+    """An exception that nobody caught ends the process."""
+    global _raised
+    _raised = exception
+    _tell(exception, list(_transports), is_last=True)
+
+
 def _telling(before: Callable[..., Any]) -> Callable[..., Any]:
     def excepthook(kind: type[BaseException], exception: BaseException, trace: TracebackType | None) -> Any:
-        global _raised
-        _raised = True
-        _tell(exception, list(_transports), is_last=True)
+        _see(exception)
         return before(kind, exception, trace)
 
     return excepthook
