@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         PeerLost,
         PhalanxError,
     )
+    from phalanx.group.making import new_group
     from phalanx.group.process_group import ProcessGroup
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ __all__ = [
     "PhalanxError",
     "ProcessGroup",
     "dump",
+    "new_group",
 ]
 
 
@@ -61,6 +63,12 @@ def __getattr__(name: str) -> Any:
 
         install()
         return ProcessGroup
+    if name == "new_group":
+        from phalanx.debug.observing import install
+        from phalanx.group.making import new_group
+
+        install()
+        return new_group
     if name == "dump":
         from phalanx.debug.dumping import dump
 
