@@ -118,7 +118,7 @@ class Group:
         return Group(self._transport.split(info, members), info, timeout)
 
     def check_whole(self, op: str) -> None:
-        """Raises where the group is broken."""
+        """Raises where the group is broken, or a rank is gone. For who waits for something else than a call."""
 
     def refuse_call(self, error: InvalidCall) -> None:
         """This rank's arguments were wrong: peers that make the same call wait for it."""

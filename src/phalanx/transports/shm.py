@@ -97,10 +97,19 @@ class ShmTransport:
         return self._left_at if group is None else group.seq
 
     def check_whole(self, op: str) -> None:
-        """Raises where the group is broken."""
+        """Raises where the group is broken, or a rank is gone. For who waits for something else than a call."""
         group = self._group
-        if group is not None and not group.forked and group.broken:
+        if group is None or group.forked:
+            return
+        if group.broken:
             raise failures.explain(group, self._info, op, _native.WAS_BROKEN)
+        for rank, identity in enumerate(self.identities):
+            peer = None if rank == self._info.rank else _native.Peer.watch(*identity)
+            if peer is not None and peer.dead:
+                raise failures.lost_while_joining(self._info, rank, peer.status)
+            if group.has_left(rank):
+                words = group.last_words(rank)
+                raise failures.lost_while_joining(self._info, rank, _native.UNKNOWN_STATUS, dead=False, words=words)
 
     def abort(self, reason: str) -> None:
         group = self._group
