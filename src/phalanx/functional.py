@@ -29,6 +29,7 @@ from phalanx.group.gradients import Target, apply
 from phalanx.group.process_group import ProcessGroup
 from phalanx.group.refusing import collective
 from phalanx.group.scope import group_of_call
+from phalanx.group.torch_compat import not_traced
 
 __all__ = [
     "all_gather",
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 
+@not_traced
 def all_reduce(
     tensor: Tensor, group: ProcessGroup | None = None, *, op: Any = ReduceOp.SUM, timeout: timedelta | None = None
 ) -> Tensor:
@@ -57,6 +59,7 @@ def all_reduce(
     return result
 
 
+@not_traced
 def reduce(
     tensor: Tensor,
     root: int,
@@ -74,6 +77,7 @@ def reduce(
     return result
 
 
+@not_traced
 def broadcast(
     tensor: Tensor, root: int, group: ProcessGroup | None = None, *, timeout: timedelta | None = None
 ) -> Tensor:
@@ -86,6 +90,7 @@ def broadcast(
     return result
 
 
+@not_traced
 def gather(
     tensor: Tensor, root: int, group: ProcessGroup | None = None, *, timeout: timedelta | None = None
 ) -> tuple[Tensor, ...]:
@@ -98,6 +103,7 @@ def gather(
     return result
 
 
+@not_traced
 def scatter(
     tensors: Sequence[Tensor], root: int, group: ProcessGroup | None = None, *, timeout: timedelta | None = None
 ) -> Tensor:
@@ -113,6 +119,7 @@ def scatter(
     return result
 
 
+@not_traced
 def all_gather(
     tensor: Tensor, group: ProcessGroup | None = None, *, timeout: timedelta | None = None
 ) -> tuple[Tensor, ...]:
@@ -125,6 +132,7 @@ def all_gather(
     return result
 
 
+@not_traced
 def all_gather_single(tensor: Tensor, group: ProcessGroup | None = None, *, timeout: timedelta | None = None) -> Tensor:
     """All ranks' tensors, concatenated along dimension 0, on every rank. Numbers (0-dim tensors) become a vector.
 
@@ -135,6 +143,7 @@ def all_gather_single(tensor: Tensor, group: ProcessGroup | None = None, *, time
     return result
 
 
+@not_traced
 def reduce_scatter(
     tensors: Sequence[Tensor],
     group: ProcessGroup | None = None,
@@ -152,6 +161,7 @@ def reduce_scatter(
     return result
 
 
+@not_traced
 def reduce_scatter_single(
     tensor: Tensor, group: ProcessGroup | None = None, *, op: Any = ReduceOp.SUM, timeout: timedelta | None = None
 ) -> Tensor:
@@ -164,6 +174,7 @@ def reduce_scatter_single(
     return result
 
 
+@not_traced
 def all_to_all(
     tensors: Sequence[Tensor], group: ProcessGroup | None = None, *, timeout: timedelta | None = None
 ) -> tuple[Tensor, ...]:
@@ -179,6 +190,7 @@ def all_to_all(
     return result
 
 
+@not_traced
 def all_to_all_single(
     tensor: Tensor,
     group: ProcessGroup | None = None,

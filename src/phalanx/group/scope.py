@@ -15,13 +15,14 @@ from torch.distributed import ProcessGroup as TorchProcessGroup
 
 from phalanx.errors import GroupError, InvalidCall, InvalidType
 from phalanx.group.process_group import ProcessGroup
-from phalanx.group.torch_compat import default_group
+from phalanx.group.torch_compat import default_group, not_traced
 
 __all__ = ["Scope", "current_process_group", "group_of_call", "process_group"]
 
 _HINT = "pass group=, or make the call within `with phalanx.process_group(group):`"
 
 
+@not_traced
 class Scope:
     """What `process_group` returns. It can be entered any number of times, also within itself."""
 
@@ -58,11 +59,13 @@ class Scope:
 _open: ContextVar[tuple[Scope, ...]] = ContextVar("phalanx_process_groups", default=())
 
 
+@not_traced
 def process_group(group: ProcessGroup) -> Scope:
     """Makes a group the current one for a `with` block, in this thread or asyncio task."""
     return Scope(_checked(group, "process_group"))
 
 
+@not_traced
 def current_process_group() -> ProcessGroup | None:
     """The group of the innermost open scope; None if no scope is open in this thread or task."""
     scopes = _open.get()
