@@ -352,6 +352,17 @@ def test_the_timeout_also_holds_in_the_backward_pass(run: Run) -> None:
     run(_time_out, 2, init=False)
 
 
+def _train(rank: int, world: pt.World) -> None:
+    group = plain_group(rank, world)
+    pf.all_reduce(torch.ones(2, requires_grad=True), group).sum().backward()
+
+
+def test_a_rank_that_dies_in_the_backward_pass(run: Run) -> None:
+    with pytest.raises(phalanx.PeerLost) as caught:
+        run(_train, 2, init=False, faults=[pt.kill(1, at_call=2)])
+    assert (caught.value.op, caught.value.seq, caught.value.peer) == ("all_reduce", 2, 1)
+
+
 def _compile(here: Here) -> None:
     group = phalanx.ProcessGroup(here.store(), here.rank, here.size, name="compiled")
 
