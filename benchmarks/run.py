@@ -1,4 +1,4 @@
-"""Runs all benchmarks: importing, memory, calls of all kinds, DDP, tests in one process, explaining."""
+"""Runs all benchmarks: importing, memory, making groups, calls of all kinds, DDP, tests in one process, explaining."""
 
 import sys
 
@@ -8,12 +8,24 @@ import ddp
 import explaining
 import import_time
 import in_flight
+import making_groups
 import memory
 import messages
 import one_process
 from harness import main
 
-MODULES = (import_time, memory, collectives, messages, asynchronous, in_flight, ddp, one_process, explaining)
+MODULES = (
+    import_time,
+    memory,
+    making_groups,
+    collectives,
+    messages,
+    asynchronous,
+    in_flight,
+    ddp,
+    one_process,
+    explaining,
+)
 
 if __name__ == "__main__":
     sys.exit(main(__doc__, *(module.BENCHMARK for module in MODULES)))

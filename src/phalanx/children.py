@@ -6,9 +6,10 @@ exception is gone, and calls no hook before: so the child's `run` is watched, fr
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.util
+import functools
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 __all__ = ["show_exceptions_to", "watch"]
 
@@ -18,12 +19,13 @@ _shown: list[Callable[[BaseException], object]] = []
 
 
 def watch() -> None:
-    """Called in parents, for children that are forked, and in other children before their `run`."""
+    """Called in parents, for children that are forked, and in children that are spawned, before their `run`."""
     global _is_watched
     if not _is_watched:
         _is_watched = True
-        # multiprocessing keeps no reference to its first argument, and calls the second in each child.
-        multiprocessing.util.register_after_fork(_watch_run, _watch_run)
+        # It runs in the child, whatever its start method is, and calls `run`, which subclasses replace.
+        kind: Any = BaseProcess
+        kind._bootstrap = _watching(kind._bootstrap)
 
 
 def show_exceptions_to(function: Callable[[BaseException], object]) -> None:
@@ -31,16 +33,20 @@ def show_exceptions_to(function: Callable[[BaseException], object]) -> None:
     _shown[:] = [function]
 
 
-def _watch_run(_: object) -> None:
-    process = multiprocessing.current_process()
-    run = process.run
+def _watching(bootstrap: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(bootstrap)
+    def bootstrap_watched(process: BaseProcess, *args: Any, **kwargs: Any) -> int:
+        run = process.run
 
-    def run_watched() -> None:
-        try:
-            run()
-        except BaseException as exception:
-            for function in _shown:
-                function(exception)
-            raise
+        def run_watched() -> None:
+            try:
+                run()
+            except BaseException as exception:
+                for function in _shown:
+                    function(exception)
+                raise
 
-    process.run = run_watched  # type: ignore[method-assign]
+        process.run = run_watched  # type: ignore[method-assign]
+        return bootstrap(process, *args, **kwargs)
+
+    return bootstrap_watched

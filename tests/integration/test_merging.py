@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from ranks import Here, World, place, shared_files
-from test_splitting import WAYS, make, on_both, run, sum_of
+from test_splitting import make, on_both, run, sum_of
 
 import phalanx
 import phalanx.testing as pt
@@ -122,8 +122,10 @@ def test_one_side_never_comes(way: str) -> None:
     for rank, texts in enumerate(run(_nobody_comes, way, 2)):
         for text in texts:
             assert text.startswith("[MISSING] merge_remote_group")
-            assert f"group 'lonely', rank {rank}: gave up after a timeout of 0.3 s: 3 of 5 ranks did not come to be " in text
-            assert "merged; these came:\n  group 'lonely' of 2 ranks\n  Next: find out whether the other groups" in text
+            assert (
+                f"group 'lonely', rank {rank}: gave up after a timeout of 0.3 s: 3 of 5 ranks did not come to be merged"
+                "; these came:\n  group 'lonely' of 2 ranks\n  Next: find out whether the other groups"
+            ) in text
 
 
 def _disagree(rank: int, world: pt.World) -> str:
@@ -139,8 +141,8 @@ def test_ranks_of_a_group_that_disagree(way: str) -> None:
     where = place(_disagree, "side.merge_remote_group")
     for rank, text in enumerate(run(_disagree, way, 2)):
         assert text == (
-            f"[MISMATCH:SIZE] merge_remote_group, seq 1, group 'side', rank {rank}: rank 1 does not want the same group "
-            "as rank 0\n"
+            f"[MISMATCH:SIZE] merge_remote_group, seq 1, group 'side', rank {rank}: rank 1 does not want the same "
+            "group as rank 0\n"
             f"  rank 0 passed size 4 and the name 'merged', at {where}\n"
             f"  rank 1 passed size 5 and the name 'merged', at {where}\n"
             "  Next: pass the same size and name on all ranks; no group was made, and this one still works"
@@ -155,7 +157,11 @@ def test_ranks_of_a_group_that_disagree(way: str) -> None:
         ((dist.HashStore(), 4), {"timeout": 4}, "[INVALID:TIMEOUT]"),
         ((dist.HashStore(), 4), {"name": ""}, "[INVALID:NAME]"),
         ((None, 4), {}, "expected a torch.distributed.Store, got None"),
-        ((dist.HashStore(), 4), {"name": "pair"}, "[GROUP:NAME] merge_remote_group, group 'pair': the name 'pair' is taken"),
+        (
+            (dist.HashStore(), 4),
+            {"name": "pair"},
+            "[GROUP:NAME] merge_remote_group, group 'pair': the name 'pair' is",
+        ),
     ],
 )
 def test_wrong_arguments(arguments: tuple[Any, ...], options: dict[str, Any], message: str) -> None:

@@ -107,11 +107,15 @@ class Group:
         """The texts of all ranks, by a call of that name."""
         return texts.exchange(self.info, op, lambda call: self.run(call, timeout), text)
 
-    def split(self, info: GroupInfo | None, members: Sequence[int], timeout: float) -> Group | None:
-        """Makes the smaller groups about which all ranks have agreed. None without `info`: this rank is in none.
+    def split(
+        self, info: GroupInfo | None, members: Sequence[int], propose: Callable[[str], list[str]], timeout: float
+    ) -> Group | None:
+        """Makes smaller groups. None without `info`: this rank is in none of them.
 
-        `members` are the ranks in this group of the new group that this rank is in.
+        `members` are the ranks in this group of the new group that this rank is in. `propose` gives every rank every
+        rank's text, and raises where they do not agree about the groups.
         """
+        propose("")
         if info is None:
             return None
         assert isinstance(self._transport, threads.ThreadsTransport)
@@ -167,9 +171,11 @@ class _ProcessesGroup(Group):
         kind = _InspectedGroup if transport.check == _native.CHECK_FULL else _ProcessesGroup
         return kind(transport if on_join is None else on_join(transport), info, timeout)
 
-    def split(self, info: GroupInfo | None, members: Sequence[int], timeout: float) -> Group | None:
+    def split(
+        self, info: GroupInfo | None, members: Sequence[int], propose: Callable[[str], list[str]], timeout: float
+    ) -> Group | None:
         exchange = partial(self.exchange, "split_group", timeout=timeout)
-        transport = splitting.split(self._quick, self.info, info, members, exchange)
+        transport = splitting.split(self._quick, self.info, info, members, propose, exchange)
         return None if info is None or transport is None else self.around(transport, info, timeout)
 
     def check_whole(self, op: str) -> None:

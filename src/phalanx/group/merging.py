@@ -59,7 +59,7 @@ def merge(group: Group, store: Store, size: int, timeout: float, name: str) -> G
 def _agree(group: Group, size: int, timeout: float, name: str) -> None:
     """All ranks of this group have come, and want the same."""
     where, _ = _native.origin()
-    wishes = [Wish.read(text.encode()) for text in group.exchange(_OP, Wish(size, name, where).text(), timeout)]
+    wishes = Wish.read_all(group.exchange(_OP, Wish(size, name, where).text(), timeout))
     for rank, wish in enumerate(wishes):
         field = "SIZE" if wish.size != wishes[0].size else "NAME" if wish.name != wishes[0].name else ""
         if field:

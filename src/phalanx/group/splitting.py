@@ -55,15 +55,20 @@ def split(group: Group, ranks: list[int], timeout: float, name: str, *, named: b
     info = group.info
     where, _ = _native.origin()
     problem = _taken(name) if named and info.rank in ranks else ""
-    own = Proposal(ranks, name, where, problem)
-    proposals = [Proposal.read(text.encode()) for text in group.exchange(_OP, own.text(), timeout)]
-    _check_agreement(info, group.seq, proposals)
-    _check_problems(info, group.seq, proposals)
-    if info.rank not in ranks:
-        return group.split(None, ranks, timeout)
-    within = [info.global_ranks[rank] for rank in ranks] if info.global_ranks else []
-    name = name or f"{info.name}[{key_of_ranks(ranks)}]"
-    return group.split(GroupInfo(name, ranks.index(info.rank), len(ranks), within), ranks, timeout)
+
+    def propose(offer: str) -> list[str]:
+        own = Proposal(ranks, name, where, problem, offer)
+        proposals = Proposal.read_all(group.exchange(_OP, own.text(), timeout))
+        _check_agreement(info, group.seq, proposals)
+        _check_problems(info, group.seq, proposals)
+        return [proposal.offer for proposal in proposals]
+
+    made = None
+    if info.rank in ranks:
+        within = [info.global_ranks[rank] for rank in ranks] if info.global_ranks else []
+        label = name or f"{info.name}[{key_of_ranks(ranks)}]"
+        made = GroupInfo(label, ranks.index(info.rank), len(ranks), within)
+    return group.split(made, ranks, propose, timeout)
 
 
 def _taken(name: str) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -78,7 +78,17 @@ class _Told:
     """A JSON object with these fields."""
 
     def text(self) -> str:
-        return json.dumps({"protocol": PROTOCOL, **asdict(self)})
+        return json.dumps({"protocol": PROTOCOL, **vars(self)})
+
+    @classmethod
+    def read_all(cls, texts: Iterable[str]) -> list[Self]:
+        """Most ranks tell the same, which is read once."""
+        known: dict[str, Self] = {}
+        return [known.get(text) or known.setdefault(text, cls.read(text.encode())) for text in texts]
+
+    @classmethod
+    def read(cls, value: bytes) -> Self:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -156,19 +166,21 @@ class Offer(_Told):
 class Proposal(_Told):
     """The smaller group that a rank wants to be made: its ranks in the group that is split, and its name.
 
-    `where` is the place in the program that asks for it, `problem` why the rank can't take part after all.
+    `where` is the place in the program that asks for it, `problem` why the rank can't take part after all, and `offer`
+    what the transport says of the memory that it has made for it.
     """
 
     ranks: list[int]
     name: str
     where: str
     problem: str = ""
+    offer: str = ""
 
     @classmethod
     def read(cls, value: bytes) -> Self:
         fields = _Fields(value)
         ranks = fields.numbers("ranks", _native.MAX_RANKS)
-        return cls(ranks, fields.text("name"), fields.text("where"), fields.text("problem"))
+        return cls(ranks, *(fields.text(name) for name in ("name", "where", "problem", "offer")))
 
 
 @dataclass(frozen=True)

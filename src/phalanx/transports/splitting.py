@@ -3,7 +3,8 @@
 They know and watch each other already, so no store is needed: what `rendezvous` says through a store is said in calls
 of the group that is split. All of its ranks take part in every step, also those that are not in the smaller group:
 
-1. The first rank of each new group makes a segment, a memfd, and says where it is.
+1. The first rank of each new group makes a segment, a memfd, and says where it is. Ranks propose the new groups in the
+   same step: if they do not agree, the segments are dropped.
 2. Every rank opens the segment of its own new group and says whether it could. If any rank could not, all ranks try
    once more with files in /dev/shm.
 
@@ -35,12 +36,13 @@ def split(
     whole: GroupInfo,
     info: GroupInfo | None,
     members: Sequence[int],
+    propose: Callable[[str], list[str]],
     exchange: Callable[[str], list[str]],
 ) -> ShmTransport | None:
     """This rank's end of the new group's segment. None without `info`: this rank is not in any.
 
     `members` are the new group's ranks in the parent, of which `whole` is the info. `exchange` gives every rank of the
-    parent every rank's text.
+    parent every rank's text; so does `propose`, which comes first, and raises where ranks do not agree.
     """
     began_ns = time.monotonic_ns()
     side = _Side(
@@ -50,24 +52,26 @@ def split(
         [parent.hellos[rank] for rank in members],
         [parent.identities[rank] for rank in members],
     )
-    group = _make(side, exchange)
+    group = _make(side, propose, exchange)
     if info is None or group is None:
         return None
     return ShmTransport(group, info, side.identities, parent.folder, began_ns, side.hellos)
 
 
-def _make(side: _Side, exchange: Callable[[str], list[str]]) -> _native.Group | None:
+def _make(
+    side: _Side, propose: Callable[[str], list[str]], exchange: Callable[[str], list[str]]
+) -> _native.Group | None:
     found: list[dict[int, str]] = []
-    for make in (segments.made_memfd, segments.made_file):
+    for tell, make in ((propose, segments.made_memfd), (exchange, segments.made_file)):
         try:
             with contextlib.ExitStack() as stack:
-                offers = exchange(side.offer(stack, make))
+                offers = tell(side.offer(stack, make))
                 answers = exchange(side.open(offers))
         except BaseException:
             side.close()
             raise
-        problems = {rank: Answer.read(text.encode()).problem for rank, text in enumerate(answers)}
-        found.append({rank: problem for rank, problem in problems.items() if problem})
+        problems = {rank: answer.problem for rank, answer in enumerate(Answer.read_all(answers)) if answer.problem}
+        found.append(problems)
         if not found[-1]:
             return side.group
         side.close()
