@@ -10,10 +10,11 @@ import import_time
 import in_flight
 import memory
 import messages
+import methods
 import one_process
 from harness import main
 
-MODULES = (import_time, memory, collectives, messages, asynchronous, in_flight, ddp, one_process, explaining)
+MODULES = (import_time, memory, collectives, messages, methods, asynchronous, in_flight, ddp, one_process, explaining)
 
 if __name__ == "__main__":
     sys.exit(main(__doc__, *(module.BENCHMARK for module in MODULES)))

@@ -121,9 +121,7 @@ class CallingGroup(JoinedGroup):
             self._recent.append(work)
         return work
 
-    def _message(
-        self, op: str, tensors: Any, peer: Any, tag: int, timeout: timedelta | None, async_op: bool = True
-    ) -> Work:
+    def _message(self, op: str, tensors: Any, peer: Any, tag: int, timeout: timedelta | None) -> Work:
         try:
             sends = op == "send"
             tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else only(self._info, op, tensors)
@@ -134,9 +132,9 @@ class CallingGroup(JoinedGroup):
                 try:
                     peer, tag = message.check(self._info, op, tensor, peer, tag)
                 except HasOwnDispatch:
-                    return self._present_message(op, tensor, peer, tag, timeout, async_op)
+                    return self._present_message(op, tensor, peer, tag, timeout)
             if num_dispatch_modes() and can_dispatch():
-                return self._present_message(op, tensor, peer, tag, timeout, async_op)
+                return self._present_message(op, tensor, peer, tag, timeout)
             if profiler._is_profiler_enabled:
                 with call_range("recvAnySource" if peer == message.ANY_SOURCE else op, [tensor]):
                     pending = group.start_message(sends, tensor, peer, tag, seconds, code)
@@ -146,20 +144,16 @@ class CallingGroup(JoinedGroup):
                 # Most sends are done at once, and torch, which passes a list, does not ask a send for its result.
                 is_shared = sends and pending is None and tensor is not tensors
                 work = DONE if is_shared else Work([tensor], pending, peer)
-            if not async_op:
-                work.wait()
-            elif self._coalesced is not None:
+            if self._coalesced is not None:
                 self._coalesced.add(work)
             return work
         except InvalidCall as error:
             self._group.refuse_message(error, op, *message.known_ends(self._info, op, peer, tag))
             raise
 
-    def _present_message(
-        self, op: str, tensor: Tensor, peer: Any, tag: int, timeout: timedelta | None, async_op: bool
-    ) -> Work:
+    def _present_message(self, op: str, tensor: Tensor, peer: Any, tag: int, timeout: timedelta | None) -> Work:
         def run(tensor: Tensor) -> Work:
-            return self._message(op, tensor, peer, tag, timeout, async_op)
+            return self._message(op, tensor, peer, tag, timeout)
 
         source = None if op == "recv" and peer == message.ANY_SOURCE else peer
         work: Work = dispatching.present_message(self, op, tensor, source, tag, run)

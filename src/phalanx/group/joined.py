@@ -205,6 +205,18 @@ class JoinedGroup(TorchProcessGroup):
         """Leaves the group, and completes before what all ranks have made (`Transport.complete`). Idempotent."""
         self._group.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Leaves the group. Peers are told of the exception that passes, if there is one."""
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        # The constructor may have raised.
+        group = getattr(self, "_group", None)
+        return f"<phalanx.{type(self).__name__} {'that was not made' if group is None else group.describe()}>"
+
 
 def _number(group: str, what: str, value: object) -> int:
     number = index_of(value)

@@ -8,7 +8,7 @@ Every method makes one call and returns its Work. With `async_op=False` it waits
 """
 
 # torch's stubs give every spelling of a method as an overload; one method here takes them all.
-# mypy: disable-error-code="override, assignment"
+# mypy: disable-error-code="override, assignment, list-item"
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ class GroupOps(CallingGroup):
         """Reduces `input` over all ranks and cuts it into as many parts as there are: rank r gets part r."""
         opts = op if opts is None else opts
         reduce_op, factor, timeout = reduction_of(self._info, "reduce_scatter", opts, timeout)
-        output = given(output, outputTensor)
-        args = output, given(input, inputTensor), reduce_op, factor
+        output = outputTensor if output is None else output
+        args = output, inputTensor if input is None else input, reduce_op, factor
         return self._run(dispatching.REDUCE_SCATTER_SINGLE, args, [output], timeout, opts, async_op)
 
     # Moves.
@@ -229,8 +229,8 @@ class GroupOps(CallingGroup):
     ) -> Work:
         """Copies the input of all ranks, in their order, to the output of each, as parts of it or stacked."""
         timeout, opts = timing_of(timeout, opts)
-        output = given(output_tensor, output)
-        args = output, given(input_tensor, input)
+        output = output if output_tensor is None else output_tensor
+        args = output, input if input_tensor is None else input_tensor
         return self._run(dispatching.ALL_GATHER_SINGLE, args, [output], timeout, opts, async_op)
 
     @collective
@@ -271,10 +271,9 @@ class GroupOps(CallingGroup):
         Ranks that are not the root pass no list. torch's own groups take the list first, and the tensor second.
         """
         root, timeout, opts = root_of(self._info, "gather", dst, root, opts, timeout)
-        given_input = given(input_tensors, input_tensor)
-        one, listed = gathering_of(tensor, gather_list, given_input, output_tensors)
-        tensor = only(self._info, "gather", one)
-        outputs = only_list(self._info, "gather", "output_tensors", listed)
+        tensor, outputs = gathering_of(tensor, gather_list, input_tensors, input_tensor, output_tensors)
+        tensor = only(self._info, "gather", tensor)
+        outputs = only_list(self._info, "gather", "output_tensors", outputs)
         args = outputs if outputs or root == self._info.rank else None, tensor, root
         return self._run(dispatching.GATHER, args, outputs, timeout, opts, async_op)
 
@@ -342,10 +341,10 @@ class GroupOps(CallingGroup):
     ) -> Work:
         """`all_to_all` of the parts of one tensor. Splits count rows of it; without them all parts are equal."""
         timeout, opts = timing_of(timeout, opts)
-        output = given(output, output_tensor)
+        output = output_tensor if output is None else output
         received = whole_list(self._info, "all_to_all", "output_split_sizes", output_split_sizes)
         sent = whole_list(self._info, "all_to_all", "input_split_sizes", input_split_sizes)
-        args = output, given(input, input_tensor), received, sent
+        args = output, input_tensor if input is None else input, received, sent
         return self._run(dispatching.ALL_TO_ALL_SINGLE, args, [output], timeout, opts, async_op)
 
     # Barriers.
@@ -383,7 +382,10 @@ class GroupOps(CallingGroup):
     ) -> Work:
         """Sends the tensor to rank `dst`, which receives it with the same tag."""
         tensor, dst = tensors if tensor is None else tensor, dstRank if dst is None else dst
-        return self._message("send", tensor, dst, tag, timeout, async_op)
+        work = self._message("send", tensor, dst, tag, timeout)
+        if not async_op:
+            work.wait()
+        return work
 
     def recv(
         self,
@@ -406,7 +408,10 @@ class GroupOps(CallingGroup):
             if src == message.ANY_SOURCE:
                 hint = "to receive from any rank leave out src, or call recv_anysource"
                 fail(self._info, "recv", "PEER", "expected the peer as a rank, got -1", hint)
-        return self._message("recv", tensor, src, tag, timeout, async_op)
+        work = self._message("recv", tensor, src, tag, timeout)
+        if not async_op:
+            work.wait()
+        return work
 
     # torch.distributed's other names for them.
 

@@ -46,25 +46,23 @@ OneTensor: TypeAlias = Tensor | list[Tensor]
 OneList: TypeAlias = list[Tensor] | list[list[Tensor]]
 
 
-def given(*spellings: Any) -> Any:
-    """The one of an argument's names under which it was given; None if it was not."""
-    return next((value for value in spellings if value is not None), None)
-
-
-def _timeout_of(opts: Any, timeout: timedelta | None) -> timedelta | None:
-    """The call's own timeout, or that of its options; None where neither has one."""
-    if timeout is not None or opts is None:
-        return timeout
-    if not hasattr(opts, "timeout"):
-        return opts  # type: ignore[no-any-return]
-    return None if opts.timeout == NOT_GIVEN else opts.timeout
+def given(first: Any, *others: Any) -> Any:
+    """The value of an argument that has several names, of which the first is usual; None if it was not given."""
+    if first is not None:
+        return first
+    return next((value for value in others if value is not None), None)
 
 
 def timing_of(timeout: Any, opts: Any) -> tuple[timedelta | None, Any]:
-    """Timeout and options. An options object may stand in place of the timeout."""
+    """The call's own timeout, or that of its options, and the options. Either may stand in place of the other."""
     if opts is None:
         timeout, opts = None, timeout
-    return _timeout_of(opts, timeout), opts
+    if timeout is not None or opts is None:
+        return timeout, opts
+    limit = getattr(opts, "timeout", None)
+    if limit is None:
+        return opts, None
+    return None if limit == NOT_GIVEN else limit, opts
 
 
 def root_of(
@@ -76,7 +74,7 @@ def root_of(
     elif opts is not None and not hasattr(opts, "rootRank"):
         rank, opts = given(rank, opts), None
     if rank is None and root is None:
-        return 0 if opts is None else opts.rootRank, _timeout_of(opts, timeout), opts
+        return 0 if opts is None else opts.rootRank, *timing_of(timeout, opts)
     ranks = [whole(info, name, "ROOT", "the root", one) for one in (root, rank) if one is not None]
     if ranks[0] != ranks[-1]:
         raise InvalidCall(
@@ -87,7 +85,7 @@ def root_of(
             op=name,
             hint="pass the root once, as root= or under torch's name for it",
         )
-    return ranks[0], _timeout_of(opts, timeout), opts
+    return ranks[0], *timing_of(timeout, opts)
 
 
 def check_root_tensor(info: GroupInfo, op: str, opts: Any) -> None:
@@ -107,7 +105,7 @@ def reduction_of(info: GroupInfo, name: str, op: Any, timeout: timedelta | None)
     """Reduce op, factor and timeout. `op` may be an options object."""
     chosen = getattr(op, "reduceOp", None)
     if chosen is not None:
-        timeout = _timeout_of(op, timeout)
+        timeout, _ = timing_of(timeout, op)
     else:
         chosen = ReduceOp.SUM if op is None else op
     try:
@@ -124,11 +122,11 @@ def reduction_of(info: GroupInfo, name: str, op: Any, timeout: timedelta | None)
     return reduce_op, factor, timeout
 
 
-def gathering_of(first: Any, second: Any, tensor: Any, outputs: Any) -> tuple[Any, Any]:
+def gathering_of(first: Any, second: Any, tensors: Any, tensor: Any, outputs: Any) -> tuple[Any, Any]:
     """Input and outputs of a gather: torch's function has the input first, its groups have the outputs first."""
     if isinstance(first, (list, tuple)):
-        return given(second, tensor), first
-    return given(first, tensor), given(second, outputs, [])
+        return given(second, tensors, tensor), first
+    return given(first, tensors, tensor), given(second, outputs, [])
 
 
 def only(info: GroupInfo, op: str, tensors: Any) -> Tensor:
