@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Generator
 from typing import Any, Protocol, TypeVar
 
@@ -23,15 +22,10 @@ from phalanx.transports import threads
 __all__ = ["Awaitable", "wait_in_loop"]
 
 _Result = TypeVar("_Result", covariant=True)
-# Held for an assignment.
-_claiming = threading.Lock()
 
 
 class Awaitable(Protocol[_Result]):
     """A call, or several, as one that awaits it sees it."""
-
-    # The event loop to which it belongs.
-    _loop: asyncio.AbstractEventLoop | None
 
     def is_completed(self) -> bool: ...
     def result(self) -> _Result: ...
@@ -41,9 +35,8 @@ class Awaitable(Protocol[_Result]):
 def wait_in_loop(work: Awaitable[_Result]) -> Generator[Any, None, _Result]:
     """The steps of a task that awaits the work. Returns its result, or raises what made it fail."""
     loop = _running_loop()
-    with _claiming:
-        owner = work._loop = work._loop or loop
-    if owner is not loop:
+    # One step, whatever other threads do.
+    if vars(work).setdefault("_loop", loop) is not loop:
         raise _refused(
             "expected the event loop that awaited this Work before, got another one",
             "await a Work in one event loop; other loops and threads may call its wait()",

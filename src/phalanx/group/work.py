@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import sys
@@ -44,7 +43,6 @@ class Work(TorchWork):
     _promise: Future[Any] | None = None
     _future: Future[Any] | None = None
     _kept: list[Work] | None = None
-    _loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self, tensors: _Tensors, pending: Pending | None = None, source: int = -1) -> None:
         super().__init__()
@@ -195,8 +193,6 @@ class Works(TorchWork):
 
     Of many calls, `result` and `get_future` only have those that were still under way when the last ones came.
     """
-
-    _loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self) -> None:
         super().__init__()
