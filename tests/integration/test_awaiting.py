@@ -154,11 +154,13 @@ def _in_loop(body: Body) -> Callable[[int, pt.World], Any]:
     return run
 
 
-@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize(
+    "options", [{"check": True}, {"check": True, "seed": 1}, {"schedule": "free"}], ids=["turns", "random", "free"]
+)
 @pytest.mark.parametrize("name", BODIES)
-def test_in_threads(name: str, seed: int | None) -> None:
+def test_in_threads(name: str, options: dict[str, Any]) -> None:
     body, expected = BODIES[name]
-    assert pt.run(_in_loop(body), 2, init=False, seed=seed) == expected
+    assert pt.run(_in_loop(body), 2, init=False, **options) == expected
 
 
 def test_a_run_of_threads_is_repeatable() -> None:
@@ -254,6 +256,25 @@ def test_ctrl_c_ends_an_await_and_not_the_call(tmp_path: Path) -> None:
     world.tell(1)
     ends = world.ends()
     assert [end.value for end in ends] == [2.0, 2.0], ends[0].trace
+
+
+def _await_the_dead(here: Here) -> str:
+    group = phalanx.ProcessGroup(here.store(), here.rank, here.size)
+    work = group.barrier() if here.rank == 0 else None
+    here.tell()
+    if work is None:
+        here.hear()
+        return ""
+    with pytest.raises(phalanx.PeerLost) as caught:
+        asyncio.run(_await(work))
+    return str(caught.value)
+
+
+def test_a_process_that_is_killed_while_another_awaits_it(tmp_path: Path) -> None:
+    world = World(_await_the_dead, 2, tmp_path)
+    world.all_told(0, 1)
+    world.signal(1, signal.SIGKILL)
+    assert "rank 1 died (killed by SIGKILL)" in world.ends()[0].value
 
 
 # Event loops.
