@@ -11,6 +11,7 @@ import in_flight
 import making_groups
 import memory
 import messages
+import methods
 import one_process
 from harness import main
 
@@ -20,6 +21,7 @@ MODULES = (
     making_groups,
     collectives,
     messages,
+    methods,
     asynchronous,
     in_flight,
     ddp,

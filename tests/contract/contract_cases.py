@@ -17,9 +17,11 @@ from typing import Any, Protocol
 import torch
 from contract_data import ARRANGEMENTS, UNCOMMON, difference
 from contract_forms import FORMS, Case, Target
+from contract_methods import METHODS
 from contract_pool import Member
 from torch import Tensor
 
+import phalanx
 from phalanx.collectives.reduction import (
     AVG,
     BXOR,
@@ -32,7 +34,7 @@ from phalanx.collectives.reduction import (
 )
 from phalanx.types import DTYPE_CODES, GroupInfo, carry_out
 
-__all__ = ["Flight", "cases", "draw_case", "run_bursts", "run_cases", "wait_for"]
+__all__ = ["Flight", "cases", "draw_case", "run_bursts", "run_cases", "run_methods", "wait_for"]
 
 SMALL = (0, 1, 1037)
 LARGE = 400_003
@@ -61,6 +63,9 @@ AS_COMPLEX = ("reduce", "gather", "reduce_scatter")
 WITH_GRAD = (torch.float32, torch.float64, torch.bfloat16)
 SHOWN = 12
 WINDOW = 24
+# Of the cases of a form, those that methods run: one that has elements, and each so many after it. The number is prime
+# to the number of counts, and of names that take turns.
+FIRST_OF_METHODS, EACH_OF_METHODS = 5, 13
 BURST = 40
 BURST_COUNTS = (0, 1, 7, 1037, 1037, 20_011, 70_001)
 
@@ -103,9 +108,23 @@ def run_cases(member: Member, form: str) -> tuple[int, list[str]]:
     A window of cases is started async, so that all of it is in flight at once, and run again sync, before or after
     the first ones are waited for.
     """
+    return _run_windows(member, form, list(cases(form, member.size)))
+
+
+def run_methods(member: Member) -> tuple[int, list[str]]:
+    """The same for every form that is a method of the group: some of its cases, through the method."""
+    num_cases, failures = 0, []
+    for form in METHODS:
+        chosen = list(cases(form, member.size))[FIRST_OF_METHODS::EACH_OF_METHODS]
+        num, problems = _run_windows(member, form, [replace(case, by_method=True) for case in chosen])
+        num_cases += num
+        failures += problems
+    return num_cases, failures[:SHOWN]
+
+
+def _run_windows(member: Member, form: str, chosen: list[Case]) -> tuple[int, list[str]]:
     warnings.simplefilter("ignore")
     draw = random.Random(f"windows of {form}")
-    chosen = list(cases(form, member.size))
     failures: list[str] = []
     for start in range(0, len(chosen), WINDOW):
         window = chosen[start : start + WINDOW]
@@ -175,7 +194,12 @@ class Flight:
         try:
             with torch.inference_mode(case.inference):
                 self._args = form.make(case, member.rank, member.size)
-                self._work = form.call(case, Target(member.group, member.rank, member.size), self._args)
+                if case.by_method:
+                    group = member.process_group
+                    assert isinstance(group, phalanx.ProcessGroup)
+                    self._work = METHODS[case.form](group, member.rank, case, self._args)
+                else:
+                    self._work = form.call(case, Target(member.group, member.rank, member.size), self._args)
         except Exception:
             self._raised = traceback.format_exc()
 

@@ -27,7 +27,7 @@ from phalanx.collectives import (
 )
 from phalanx.types import DTYPE_CODES, REDUCE_OP_NAMES, Call, GroupInfo
 
-__all__ = ["FORMS", "Case", "Form"]
+__all__ = ["FORMS", "AllToAllSplit", "Case", "Form"]
 
 PREMUL_SUM = 8
 _OPS = [getattr(dist.ReduceOp, name) for name in REDUCE_OP_NAMES[:PREMUL_SUM]]
@@ -44,6 +44,7 @@ class Case:
     of: str = "flat"  # arrangement of inputs
     in_place: bool = False
     async_op: bool = False
+    by_method: bool = False
     inference: bool = False
     grad: bool = False
     seed: int = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract_cases import run_bursts, run_cases
+from contract_cases import run_bursts, run_cases, run_methods
 from contract_forms import FORMS
 from contract_leaving import leave_in_flight
 from contract_misuse import MISUSES, misuse, pass_barriers
@@ -19,6 +19,10 @@ Passes = Callable[..., None]
 @pytest.mark.parametrize("form", FORMS)
 def test_the_backend_does_what_the_calls_mean(passes: Passes, form: str) -> None:
     passes(run_cases, form)
+
+
+def test_the_methods_of_a_group_do_what_the_calls_mean(passes: Passes) -> None:
+    passes(run_methods)
 
 
 @pytest.mark.parametrize("forms", [list(FORMS), ["gather", "reduce", "broadcast", "scatter"]], ids=["all", "rooted"])

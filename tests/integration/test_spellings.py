@@ -165,6 +165,27 @@ SPELLINGS: dict[str, tuple[Spelling, list[list[float]]]] = {
     ),
     "broadcast(numpy root)": (lambda g, r, t, o, i: g.broadcast(t, numpy.int64(1)), [[1, 1], [1, 1]]),
     "alltoall(timeout=)": (lambda g, r, t, o, i: g.alltoall(o, i, timeout=_SECOND), [[0, 0, 10, 10], [1, 1, 11, 11]]),
+    # As in the tests of torch's own groups as objects.
+    "allreduce(tensor, op, timeout=)": (
+        lambda g, r, t, o, i: g.allreduce(t, dist.ReduceOp.SUM, timeout=_SECOND),
+        [[1, 1], [1, 1]],
+    ),
+    "gather(list, tensor, root=)": (
+        lambda g, r, t, o, i: g.gather(o if r == 1 else [], t, root=1, timeout=_SECOND),
+        [[], [0, 0, 1, 1]],
+    ),
+    "scatter(tensor, list, root=)": (
+        lambda g, r, t, o, i: g.scatter(t, i if r == 0 else [], root=0, timeout=_SECOND),
+        [[0, 0], [1, 1]],
+    ),
+    "reduce(tensor, op=, root=)": (
+        lambda g, r, t, o, i: g.reduce(t, op=dist.ReduceOp.SUM, root=1, timeout=_SECOND),
+        [[0, 0], [1, 1]],
+    ),
+    "reduce_scatter(tensor, list, op=)": (
+        lambda g, r, t, o, i: g.reduce_scatter(t, i, op=dist.ReduceOp.SUM, timeout=_SECOND),
+        [[10, 10], [12, 12]],
+    ),
     "barrier()": (lambda g, r, t, o, i: g.barrier(), [[], []]),
     "barrier(opts)": (lambda g, r, t, o, i: g.barrier(_options(BarrierOptions)), [[], []]),
     "barrier(timeout=)": (lambda g, r, t, o, i: g.barrier(timeout=_SECOND), [[], []]),

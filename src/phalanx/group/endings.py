@@ -28,7 +28,7 @@ from phalanx.transports.base import Transport
 from phalanx.transports.hooks import observer
 from phalanx.transports.places import is_framework, short_path
 
-__all__ = ["enter", "last_words", "leave", "patience"]
+__all__ = ["enter", "last_words", "leave", "patience", "tell_exception"]
 
 _PATIENCE = 1.0
 _MOST_CHARACTERS = 900
@@ -52,9 +52,7 @@ def enter(transport: Transport) -> None:
 
 def leave(transport: Transport) -> None:
     """The group is closed on this rank. With the last one the process has no thread of ours any more."""
-    exception = sys.exception()
-    if exception is not None:
-        _tell(exception, [transport])
+    tell_exception(transport)
     try:
         transport.complete(patience())
     finally:
@@ -64,6 +62,13 @@ def leave(transport: Transport) -> None:
         if not _transports:
             keeper.stop()
             observer().left()
+
+
+def tell_exception(transport: Transport) -> None:
+    """An exception that is on its way where a group is left becomes the rank's last words there."""
+    exception = sys.exception()
+    if exception is not None:
+        _tell(exception, [transport])
 
 
 def patience() -> float:

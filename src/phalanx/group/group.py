@@ -55,6 +55,12 @@ class Group:
     def seq(self) -> int:
         return self._transport.seq
 
+    def describe(self) -> str:
+        """Who this is and how it is, on one line."""
+        info, transport = self.info, self._transport
+        who = f"{info.name!r} rank {info.rank} of {info.size}"
+        return f"{who}, {transport.kind}, seq {transport.seq}, {transport.state}"
+
     def run(self, call: Call, timeout: float | None = None) -> None:
         """Carries out one call and returns when this rank's side is done."""
         if self._looks_closely:
@@ -149,6 +155,7 @@ class Group:
 
     def close(self) -> None:
         """Leaves the group, once the calls in flight that all ranks have made are over."""
+        endings.tell_exception(self._transport)
         try:
             self._transport.complete(endings.patience())
         finally:

@@ -210,6 +210,18 @@ class JoinedGroup(TorchProcessGroup):
         self._group.close()
         names.release(self._info.name, self)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Leaves the group. Peers are told of the exception that passes, if there is one."""
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        # The constructor may have raised.
+        group = getattr(self, "_group", None)
+        return f"<phalanx.{type(self).__name__} {'that was not made' if group is None else group.describe()}>"
+
 
 def check_store(store: object, name: str) -> None:
     if not isinstance(store, Store):

@@ -6,7 +6,7 @@ torch passes an options object. Users pass a root, a reduce op or a timeout in i
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 from torch.distributed import ReduceOp
@@ -16,33 +16,75 @@ from phalanx.errors import InvalidCall, InvalidType
 from phalanx.group.torch_compat import NOT_GIVEN, reduce_op_of
 from phalanx.types import GroupInfo
 
-__all__ = ["check_root_tensor", "given", "only", "only_list", "reduction_of", "root_of", "timeout_of"]
+__all__ = [
+    "OneList",
+    "OneTensor",
+    "Options",
+    "Reduction",
+    "check_root_tensor",
+    "gathering_of",
+    "given",
+    "only",
+    "only_list",
+    "reduction_of",
+    "root_of",
+    "timing_of",
+]
 
 
-def given(*spellings: Any) -> Any:
-    """The one of an argument's names under which it was given; None if it was not."""
-    return next((value for value in spellings if value is not None), None)
+class Options(Protocol):
+    """One of torch's options objects."""
+
+    timeout: timedelta
+    asyncOp: bool  # noqa: N815  # torch's name
 
 
-def timeout_of(opts: Any, timeout: timedelta | None) -> timedelta | None:
-    """The call's own timeout, or that of its options; None where neither has one."""
+# What is taken for a reduce op, for a tensor and for a list of tensors.
+Reduction: TypeAlias = ReduceOp | ReduceOp.RedOpType | Options
+OneTensor: TypeAlias = Tensor | list[Tensor]
+OneList: TypeAlias = list[Tensor] | list[list[Tensor]]
+
+
+def given(first: Any, *others: Any) -> Any:
+    """The value of an argument that has several names, of which the first is usual; None if it was not given."""
+    if first is not None:
+        return first
+    return next((value for value in others if value is not None), None)
+
+
+def timing_of(timeout: Any, opts: Any) -> tuple[timedelta | None, Any]:
+    """The call's own timeout, or that of its options, and the options. Either may stand in place of the other."""
+    if opts is None:
+        timeout, opts = None, timeout
     if timeout is not None or opts is None:
-        return timeout
-    if not hasattr(opts, "timeout"):
-        return opts  # type: ignore[no-any-return]
-    return None if opts.timeout == NOT_GIVEN else opts.timeout
+        return timeout, opts
+    limit = getattr(opts, "timeout", None)
+    if limit is None:
+        return opts, None
+    return None if limit == NOT_GIVEN else limit, opts
 
 
 def root_of(
-    info: GroupInfo, name: str, opts: Any, root: Any, timeout: timedelta | None
+    info: GroupInfo, name: str, rank: Any, root: Any, opts: Any, timeout: timedelta | None
 ) -> tuple[int, timedelta | None, Any]:
-    """Root and timeout; what is left of `opts` may still hold a reduce op."""
-    if hasattr(opts, "rootRank"):
-        chosen = opts.rootRank if root is None else whole(info, name, "ROOT", "the root", root)
-        return chosen, timeout_of(opts, timeout), opts
-    if root is None:
-        root = 0 if opts is None else opts
-    return whole(info, name, "ROOT", "the root", root), timeout, None
+    """Root, timeout and options. `rank` is torch's `src` or `dst`, or the options object in its place."""
+    if opts is None and hasattr(rank, "rootRank"):
+        rank, opts = None, rank
+    elif opts is not None and not hasattr(opts, "rootRank"):
+        rank, opts = given(rank, opts), None
+    if rank is None and root is None:
+        return 0 if opts is None else opts.rootRank, *timing_of(timeout, opts)
+    ranks = [whole(info, name, "ROOT", "the root", one) for one in (root, rank) if one is not None]
+    if ranks[0] != ranks[-1]:
+        raise InvalidCall(
+            f"expected one root, got root={ranks[0]} and rank {ranks[1]}",
+            code="INVALID:ROOT",
+            group=info.name,
+            rank=info.rank,
+            op=name,
+            hint="pass the root once, as root= or under torch's name for it",
+        )
+    return ranks[0], *timing_of(timeout, opts)
 
 
 def check_root_tensor(info: GroupInfo, op: str, opts: Any) -> None:
@@ -58,17 +100,15 @@ def check_root_tensor(info: GroupInfo, op: str, opts: Any) -> None:
         )
 
 
-def reduction_of(
-    info: GroupInfo, name: str, opts: Any, op: Any, timeout: timedelta | None
-) -> tuple[int, float, timedelta | None]:
-    """Reduce op, factor and timeout."""
-    chosen = getattr(opts, "reduceOp", None)
+def reduction_of(info: GroupInfo, name: str, op: Any, timeout: timedelta | None) -> tuple[int, float, timedelta | None]:
+    """Reduce op, factor and timeout. `op` may be an options object."""
+    chosen = getattr(op, "reduceOp", None)
     if chosen is not None:
-        timeout = timeout_of(opts, timeout)
-    elif opts is not None:
-        chosen = opts
+        timeout, _ = timing_of(timeout, op)
+    else:
+        chosen = ReduceOp.SUM if op is None else op
     try:
-        reduce_op, factor = reduce_op_of(op if op is not None else chosen if chosen is not None else ReduceOp.SUM)
+        reduce_op, factor = reduce_op_of(chosen)
     except (TypeError, ValueError) as error:
         raise InvalidType(
             str(error),
@@ -79,6 +119,13 @@ def reduction_of(
             hint="pass one of torch.distributed.ReduceOp, for example ReduceOp.SUM",
         ) from None
     return reduce_op, factor, timeout
+
+
+def gathering_of(first: Any, second: Any, tensors: Any, tensor: Any, outputs: Any) -> tuple[Any, Any]:
+    """Input and outputs of a gather: torch's function has the input first, its groups have the outputs first."""
+    if isinstance(first, (list, tuple)):
+        return given(second, tensors, tensor), first
+    return given(first, tensors, tensor), given(second, outputs, [])
 
 
 def only(info: GroupInfo, op: str, tensors: Any) -> Tensor:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import timedelta
 from typing import Any
 
@@ -15,11 +15,12 @@ from torch.distributed import Work as TorchWork
 from torch.futures import Future, collect_all
 
 from phalanx.errors import GroupError, PhalanxError
+from phalanx.group.awaiting import wait_in_loop
 from phalanx.group.timeouts import wait_seconds
 from phalanx.group.torch_compat import in_backward, not_traced
 from phalanx.transports.base import Pending
 
-__all__ = ["NO_TIMEOUT", "Work", "Works"]
+__all__ = ["DONE", "NO_TIMEOUT", "Work", "Works"]
 
 # What torch passes where none was given.
 NO_TIMEOUT = timedelta(0)
@@ -117,9 +118,15 @@ class Work(TorchWork):
         self.wait()
         return self._tensors
 
-    def _source_rank(self) -> int:
+    def __await__(self) -> Generator[Any, None, _Tensors]:
+        return wait_in_loop(self)
+
+    def source_rank(self) -> int:
+        """The rank whose message was received."""
         pending = self._pending
         return self._source if pending is None else pending.source
+
+    _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
         """Completed by whoever learns first that the call has ended: a wait, or the keeper."""
@@ -169,6 +176,17 @@ class Work(TorchWork):
             pending.drop()
 
 
+class _Done(Work):
+    """The work of calls that have ended and of which nobody wants the result: shared, also by event loops."""
+
+    def __await__(self) -> Generator[Any, None, _Tensors]:
+        return self._tensors
+        yield
+
+
+DONE = _Done([])
+
+
 @not_traced
 class Works(TorchWork):
     """Several calls of one thread as one: what the coalescing manager waits for.
@@ -215,6 +233,9 @@ class Works(TorchWork):
 
     def result(self) -> _Tensors:
         return [tensor for work in self._works for tensor in work.result()]
+
+    def __await__(self) -> Generator[Any, None, _Tensors]:
+        return wait_in_loop(self)
 
     def get_future(self) -> Future[Any]:
         futures = [work.get_future() for work in self._works]

@@ -85,6 +85,8 @@ class Free(Scheduling):
         me = self._come()
         os.sched_yield()
         self._receive(me)
+        # All others may wait for ever.
+        self._expire()
 
     def step(self) -> None:
         """Others run as it is."""

@@ -100,6 +100,13 @@ class Transport(Protocol):
     def close(self, exiting: bool = False) -> None:
         """Leaves the group: peers that wait for a further call of this rank are told. Idempotent."""
 
+    # How the ranks meet, in a word.
+    kind: str
+
+    @property
+    def state(self) -> str:
+        """Whether the group can be used, in a few words. Never waits."""
+
     @property
     def check(self) -> int:
         """How much is compared between ranks."""

@@ -151,6 +151,31 @@ def _explain_broken(
     )
 
 
+def describe_state(info: GroupInfo, *, left: bool, forked: bool, failure: dict[str, Any] | None) -> str:
+    """The state of a group on this rank, in a few words."""
+    if forked:
+        return "in a forked child"
+    if left:
+        return "left"
+    if failure is None:
+        return "open"
+    call = f"{_native.OPS[failure['op']]}, seq {failure['seq']}"
+    match failure["kind"]:
+        case _native.FAILURE_MISMATCH:
+            why = f"ranks disagree about {call}"
+        case _native.FAILURE_MESSAGE:
+            why = "a message does not fit its receive"
+        case _native.FAILURE_TIMEOUT:
+            why = f"timeout of {call}"
+        case _native.FAILURE_LEFT:
+            why = f"{info.describe(failure['peer'])} left"
+        case _native.FAILURE_LOST:
+            why = f"{info.describe(failure['peer'])} died"
+        case _:
+            why = "aborted" if failure["rank"] < 0 else f"aborted by {info.describe(failure['rank'])}"
+    return f"broken: {why}"
+
+
 def tell_at_last(group: BrokenGroup, info: GroupInfo) -> None:
     """A rank leaves a group that its peers found to be broken, and has made no call since that could tell it so."""
     failure = group.failure()

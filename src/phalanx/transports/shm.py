@@ -86,6 +86,15 @@ class ShmTransport:
         self._left_at = 0
         self._copying = Copying()
 
+    kind = "shm"
+
+    @property
+    def state(self) -> str:
+        group = self._group
+        forked = group is not None and group.forked
+        failure = group.failure() if group is not None and not forked and group.broken else None
+        return failures.describe_state(self._info, left=group is None, forked=forked, failure=failure)
+
     @property
     def native(self) -> _native.Group | None:
         """None once the group was left."""

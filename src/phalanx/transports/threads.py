@@ -122,6 +122,13 @@ class ThreadsTransport:
         self._seq = 0
         self._num_messages: dict[tuple[bool, int], int] = {}
 
+    kind = "threads"
+
+    @property
+    def state(self) -> str:
+        failure = self.meeting.failure
+        return failures.describe_state(self._info, left=self._closed, forked=self.is_forked, failure=failure)
+
     @property
     def seq(self) -> int:
         return self._seq
