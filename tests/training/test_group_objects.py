@@ -314,7 +314,7 @@ def test_group_keeps_its_name_and_is_registered_once(run_ranks: RunRanks) -> Non
             "learners",
             "torch.distributed has registered this group already, as '0'",
             "GROUP:CLOSED",
-            f"expected a group where this process is rank {1 - rank} of 2, got one where it is {rank} of 2",
+            f"expected rank {1 - rank} of 2, got a group where this process is rank {rank} of 2",
         ]
 
 

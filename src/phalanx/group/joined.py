@@ -192,7 +192,7 @@ class JoinedGroup(TorchProcessGroup):
             )
         if (own, own_size) != (rank, size):
             raise GroupError(
-                f"expected a group where this process is rank {rank} of {size}, got one where it is {own} of {own_size}",
+                f"expected rank {rank} of {size}, got a group where this process is rank {own} of {own_size}",
                 group=name,
                 rank=own,
                 hint="pass rank=group.rank() and world_size=group.size(), or the ranks that the group has",
