@@ -134,12 +134,12 @@ def test_ddp_trains_as_one_process_does(run_ranks: RunRanks) -> None:
 
 def _ddp_with_hook(rank: int, world: pt.World) -> list[Tensor]:
     with _alone(world, rank) as group:
-        model = DistributedDataParallel(_mlp(), process_group=group, gradient_as_bucket_view=True)
+        model = DistributedDataParallel(_mlp(), process_group=group, gradient_as_bucket_view=True, static_graph=True)
         model.register_comm_hook(group, allreduce_hook)
         return _descend(model, lambda step: model(_own(group, step)).square().mean())
 
 
-def test_ddp_with_comm_hook(run_ranks: RunRanks) -> None:
+def test_ddp_with_comm_hook_and_static_graph(run_ranks: RunRanks) -> None:
     _assert_trained(run_ranks(_ddp_with_hook, 2, init=False), _train_alone())
 
 
@@ -175,6 +175,26 @@ def test_ddp_unused_parameters_and_buffers(run_ranks: RunRanks) -> None:
     _assert_trained([values for values, _ in results], expected)
     # Before each forward pass all ranks get the buffers of rank 0, which has the first row of each batch.
     assert [seen for _, seen in results] == pytest.approx([float(alone.seen)] * 2, rel=1e-5)
+
+
+def _collectives(rank: int, world: pt.World) -> list[list[float]]:
+    with _alone(world, rank) as group:
+        total, copied, received = (torch.full((2,), float(rank + 1)) for _ in range(3))
+        gathered = [torch.zeros(2), torch.zeros(2)]
+        dist.all_reduce(total, group=group)
+        dist.broadcast(copied, group_src=1, group=group)
+        dist.gather(copied, gathered if rank == 0 else None, group_dst=0, group=group)
+        dist.barrier(group=group)
+        dist.send(torch.full((2,), float(rank + 5)), group_dst=1 - rank, group=group)
+        group.recv([received], 1 - rank, 0).wait()
+        return [tensor.tolist() for tensor in (total, copied, gathered[1], received)]
+
+
+def test_collectives_with_ranks_of_the_group(run_ranks: RunRanks) -> None:
+    assert run_ranks(_collectives, 2, init=False) == [
+        [[3.0, 3.0], [2.0, 2.0], [2.0, 2.0], [6.0, 6.0]],
+        [[3.0, 3.0], [2.0, 2.0], [0.0, 0.0], [5.0, 5.0]],
+    ]
 
 
 def _objects(rank: int, world: pt.World) -> list[Any]:
@@ -282,6 +302,22 @@ def test_functional_collectives(run_ranks: RunRanks) -> None:
         [*both, [1.0], [0.0, 1.0], [1.0, 11.0]],
         [*both, [11.0], [10.0, 11.0], [1.0, 11.0]],
     ]
+
+
+def _beside_another(rank: int, world: pt.World) -> list[str]:
+    """The world has a default group already."""
+    group = _group(world, rank, world.size)
+    told = [LIMITS[name].outcome(group) for name in ("DeviceMesh.from_group", "functional collectives")]
+    dist.new_group([0, 1], backend="phalanx", pg_options=group)
+    assert dist.group.WORLD is not group
+    return told + [LIMITS[name].outcome(group) for name in LIMITS]
+
+
+def test_group_beside_another_default_group(run_ranks: RunRanks) -> None:
+    for mesh, functional_call, *registered in run_ranks(_beside_another, 2):
+        assert mesh.startswith("KeyError: ")
+        assert re.match(LIMITS["functional collectives"].expected()[0], functional_call)
+        assert registered == [WORKS] * len(LIMITS)
 
 
 def _names(rank: int, world: pt.World) -> list[str]:

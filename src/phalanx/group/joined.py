@@ -65,6 +65,10 @@ class Options:
 class JoinedGroup(TorchProcessGroup):
     """A group that this rank has joined."""
 
+    # Whether torch has registered it, and whether errors name it as the program does.
+    _is_torchs = False
+    _keeps_name = False
+
     def __init__(
         self,
         store: Store,
@@ -97,7 +101,6 @@ class JoinedGroup(TorchProcessGroup):
         self._group = Group.join(place.store, self._info, seconds, place.scope, place.known)
         self._name = name
         self._desc = "undefined"
-        self._is_torchs = self._keeps_name = False
         self._prepare()
 
     def _prepare(self) -> None:
