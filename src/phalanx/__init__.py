@@ -6,6 +6,7 @@ Layout, from the top down; imports go downwards only (tests/unit/test_layers.py 
     reporters/     reports for people, made of records
     testing/       worlds of threads, for tests of distributed programs
     debug/         what outlives a job: black boxes, their folders, what they tell
+    functional     differentiable forms of the collectives
     group/         the group itself, its Work, the adapter to torch.distributed
     collectives/   what each op means: arguments, signature, reference semantics
     transports/    how ranks meet
@@ -18,6 +19,7 @@ that `import torch`, which loads this module through its `torch.backends` entry 
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx._autoload import register
 
 if TYPE_CHECKING:
+    from phalanx import functional
     from phalanx.debug.dumping import dump
     from phalanx.errors import (
         Aborted,
@@ -36,7 +39,9 @@ if TYPE_CHECKING:
         PeerLost,
         PhalanxError,
     )
+    from phalanx.group.making import new_group
     from phalanx.group.process_group import ProcessGroup
+    from phalanx.group.scope import current_process_group, process_group
 
 __version__ = "0.1.0"
 
@@ -50,7 +55,11 @@ __all__ = [
     "PeerLost",
     "PhalanxError",
     "ProcessGroup",
+    "current_process_group",
     "dump",
+    "functional",
+    "new_group",
+    "process_group",
 ]
 
 
@@ -61,6 +70,19 @@ def __getattr__(name: str) -> Any:
 
         install()
         return ProcessGroup
+    if name == "new_group":
+        from phalanx.debug.observing import install
+        from phalanx.group.making import new_group
+
+        install()
+        return new_group
+    if name in ("current_process_group", "process_group"):
+        import phalanx.group.scope
+
+        return getattr(phalanx.group.scope, name)
+    if name == "functional":
+        # The import also sets the attribute, so this runs once.
+        return importlib.import_module("phalanx.functional")
     if name == "dump":
         from phalanx.debug.dumping import dump
 

@@ -12,8 +12,6 @@ import re
 import sys
 from typing import Any
 
-from phalanx import children
-
 # The versions of torch that the suite runs on: from the first up to, and without, the second.
 TORCH_VERSIONS = ((2, 13), (2, 16))
 
@@ -29,7 +27,10 @@ def register() -> None:
         if not dist.is_available() or "PHALANX" in dist.Backend._plugins:
             return
         _check_version(torch.__version__)
-        children.watch()
+        if sys.version_info >= (3, 13):
+            from phalanx import children
+
+            children.watch()
         dist.Backend.register_backend("phalanx", _create, extended_api=True, devices=["cpu"])
         if importlib.util.find_spec("torch.distributed._dist2") is not None:
             # torch's experiment with groups as objects, which not every version has.

@@ -114,6 +114,8 @@ OPS = (
     "all_to_all",
     "send",
     "recv",
+    "split_group",
+    "merge_remote_group",
 )
 OP_NUMBERS = {name: number for number, name in enumerate(OPS)}
 # In place of an op, in records of black boxes: the making of a group (_core/black_box.hpp).

@@ -1,6 +1,6 @@
-"""Shows the exception that ends a child of multiprocessing.
+"""Shows the exception that ends a child of multiprocessing, from Python 3.13 on.
 
-Python up to 3.12 calls the child's finalizers while the exception is on its way. From 3.13 on it calls them when the
+Before, Python calls the child's finalizers while the exception is on its way. From 3.13 on it calls them when the
 exception is gone, and calls no hook before: so the child's `run` is watched, from before it begins.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.util
-import sys
 from collections.abc import Callable
 
 __all__ = ["show_exceptions_to", "watch"]
@@ -21,7 +20,7 @@ _shown: list[Callable[[BaseException], object]] = []
 def watch() -> None:
     """Called in parents, for children that are forked, and in other children before their `run`."""
     global _is_watched
-    if sys.version_info >= (3, 13) and not _is_watched:
+    if not _is_watched:
         _is_watched = True
         # multiprocessing keeps no reference to its first argument, and calls the second in each child.
         multiprocessing.util.register_after_fork(_watch_run, _watch_run)

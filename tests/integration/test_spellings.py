@@ -242,20 +242,6 @@ def alone() -> phalanx.ProcessGroup:
 
 
 @pytest.mark.parametrize(
-    ("method", "arguments"),
-    [
-        ("split_group", ([0],)),
-        ("merge_remote_group", (dist.HashStore(), 1)),
-    ],
-)
-def test_what_this_version_does_not_have_says_so(
-    alone: phalanx.ProcessGroup, method: str, arguments: tuple[Any, ...]
-) -> None:
-    with pytest.raises(phalanx.InvalidCall, match="this version does not have it"):
-        getattr(alone, method)(*arguments)
-
-
-@pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda g: g.allreduce(torch.ones(1), op="sum"), "expected a torch.distributed.ReduceOp, got 'sum'"),

@@ -61,9 +61,11 @@ Result run_shape(Group& group, const Shape& shape, std::chrono::nanoseconds time
         request.out.add_block(&one_out, 1);
         break;
       case Op::all_gather:
+      case Op::split_group:
+      case Op::merge_remote_group:
       case Op::gather:
         request.in.add_block(&one_in, 1);
-        if (is_root || shape.op == Op::all_gather) request.out.cut({all_out}, size);
+        if (is_root || shape.op != Op::gather) request.out.cut({all_out}, size);
         break;
       case Op::all_reduce:
       case Op::reduce:

@@ -10,8 +10,8 @@ constexpr std::uint64_t kLargestBytes = 24 * 1024;
 // Calls in a row that may keep their op and root, so that a rank that waits for nobody gets far ahead.
 constexpr std::uint64_t kRun = 8;
 
-constexpr const char* kOpNames[kNumOps] = {"barrier", "all_reduce", "reduce",         "broadcast", "all_gather",
-                                           "gather",  "scatter",    "reduce_scatter", "all_to_all"};
+constexpr const char* kOpNames[] = {"barrier", "all_reduce", "reduce",         "broadcast", "all_gather",
+                                    "gather",  "scatter",    "reduce_scatter", "all_to_all"};
 
 bool reduces(Op op) { return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter; }
 
@@ -54,7 +54,7 @@ Plan random_plan(std::uint64_t seed, std::uint64_t index, int size, const Tuning
   Plan plan;
   const bool reductions = mixture == Mixture::long_reductions;
   plan.op = reductions ? chooser.pick({Op::all_reduce, Op::reduce, Op::reduce_scatter})
-                       : static_cast<Op>(chooser.below(kNumOps));
+                       : static_cast<Op>(chooser.below(std::size(kOpNames)));
   plan.root = has_root(plan.op) ? static_cast<int>(chooser.below(static_cast<std::uint64_t>(size))) : -1;
   plan.contents = {random.next(), random.pick(kReducedDTypes), -1, size};
   if (reduces(plan.op)) {

@@ -16,6 +16,7 @@ LAYERS = [
     {"transports"},
     {"collectives"},
     {"group"},
+    {"functional"},
     {"debug"},
     {"testing"},
     {"pytest_plugin"},

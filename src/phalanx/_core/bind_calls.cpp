@@ -60,7 +60,7 @@ void check_dtype(int dtype) {
 }
 
 void check_call(const Group& group, int op, int reduce_op, int root, int dtype) {
-  if (op < 0 || op >= kNumOps) throw std::invalid_argument("unknown op");
+  if (op < 0 || op >= kNumOps || is_message(static_cast<Op>(op))) throw std::invalid_argument("unknown op");
   check_dtype(dtype);
   const auto kind = static_cast<Op>(op);
   const bool reduces = kind == Op::all_reduce || kind == Op::reduce || kind == Op::reduce_scatter;
@@ -182,7 +182,7 @@ class LongWait {
     if (!is_slow && !is_refused) return;
     const std::vector<int> missing = lane.missing_for(ticket_);
     const std::uint64_t seq = ticket_.seq.load(std::memory_order_relaxed);
-    const bool is_message = op_ == Op::send || op_ == Op::recv;
+    const bool is_message = phalanx::is_message(op_);
     const std::uint32_t tag = is_message ? static_cast<const MessageTicket&>(ticket_).tag : 0;
     if (is_refused && ticket_.pending()) tell_refused(token_, op_, seq, tag, missing);
     if (is_slow && ticket_.pending()) tell_slow(token_, op_, seq, missing);

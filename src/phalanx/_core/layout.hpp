@@ -64,8 +64,13 @@ enum class Op : std::uint8_t {
   // Not collectives: they have no seq in common and never come here as a Request.
   send = 9,
   recv = 10,
+  // Steps in which the ranks of a group make another group: they exchange texts.
+  split_group = 11,
+  merge_remote_group = 12,
 };
-inline constexpr int kNumOps = 9;
+inline constexpr int kNumOps = 13;
+
+constexpr bool is_message(Op op) noexcept { return op == Op::send || op == Op::recv; }
 
 enum class FailureKind : std::uint32_t {
   none = 0,

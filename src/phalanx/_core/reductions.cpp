@@ -156,8 +156,10 @@ constinit const Algorithm kReduceScatter{
     plan_reduce_scatter, stage_reduce_scatter, combine_reduce_scatter, nullptr, nullptr, solo_reduce};
 
 const Algorithm& algorithm_of(Op op) noexcept {
+  // Messages have none.
   static constexpr const Algorithm* kByOp[kNumOps] = {&kBarrier, &kAllReduce, &kReduce,        &kBroadcast, &kAllGather,
-                                                      &kGather,  &kScatter,   &kReduceScatter, &kAllToAll};
+                                                      &kGather,  &kScatter,   &kReduceScatter, &kAllToAll,  nullptr,
+                                                      nullptr,   &kAllGather, &kAllGather};
   return *kByOp[static_cast<std::size_t>(op)];
 }
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from phalanx import _native
-from phalanx.collectives import all_reduce
+from phalanx.collectives import all_reduce, texts
 from phalanx.errors import InvalidCall, Mismatch
 from phalanx.group import endings
 from phalanx.group.sparse import all_reduce_sparse, entries_of
-from phalanx.transports import threads
+from phalanx.transports import splitting, threads
 from phalanx.transports.base import Pending, Transport
 from phalanx.transports.hooks import observer
 from phalanx.transports.identities import Identity
@@ -48,9 +49,7 @@ class Group:
         world = threads.place.world
         if world is not None:
             return Group(world.join(store, info, timeout, scope), info, timeout)
-        transport = join(store, info, timeout, scope, known)
-        kind = _InspectedGroup if transport.check == _native.CHECK_FULL else _ProcessesGroup
-        return kind(transport if on_join is None else on_join(transport), info, timeout)
+        return _ProcessesGroup.around(join(store, info, timeout, scope, known), info, timeout)
 
     @property
     def seq(self) -> int:
@@ -104,6 +103,23 @@ class Group:
             observer().started(self.info, "send", 0, [tensor])
         return self._transport.start_message(sends, tensor, peer, tag, timeout, dtype_code)
 
+    def exchange(self, op: str, text: str, timeout: float | None = None) -> list[str]:
+        """The texts of all ranks, by a call of that name."""
+        return texts.exchange(self.info, op, lambda call: self.run(call, timeout), text)
+
+    def split(self, info: GroupInfo | None, members: Sequence[int], timeout: float) -> Group | None:
+        """Makes the smaller groups about which all ranks have agreed. None without `info`: this rank is in none.
+
+        `members` are the ranks in this group of the new group that this rank is in.
+        """
+        if info is None:
+            return None
+        assert isinstance(self._transport, threads.ThreadsTransport)
+        return Group(self._transport.split(info, members), info, timeout)
+
+    def check_whole(self, op: str) -> None:
+        """Raises where the group is broken, or a rank is gone. For who waits for something else than a call."""
+
     def refuse_call(self, error: InvalidCall) -> None:
         """This rank's arguments were wrong: peers that make the same call wait for it."""
         if self.info.size > 1:
@@ -145,6 +161,19 @@ class _ProcessesGroup(Group):
         self._quick = transport
         endings.enter(transport)
         observer().joined(transport, info, transport.folder)
+
+    @staticmethod
+    def around(transport: ShmTransport, info: GroupInfo, timeout: float) -> Group:
+        kind = _InspectedGroup if transport.check == _native.CHECK_FULL else _ProcessesGroup
+        return kind(transport if on_join is None else on_join(transport), info, timeout)
+
+    def split(self, info: GroupInfo | None, members: Sequence[int], timeout: float) -> Group | None:
+        exchange = partial(self.exchange, "split_group", timeout=timeout)
+        transport = splitting.split(self._quick, self.info, info, members, exchange)
+        return None if info is None or transport is None else self.around(transport, info, timeout)
+
+    def check_whole(self, op: str) -> None:
+        self._quick.check_whole(op)
 
     def words_of_left(self, rank: int) -> str | None:
         return self._quick.words_of_left(rank)

@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup as TorchProcessGroup
 
 from phalanx.collectives.numbers import index_of
 from phalanx.errors import GroupError
+from phalanx.group import names
 from phalanx.group.group import Group
 from phalanx.group.timeouts import DEFAULT_TIMEOUT, check_timeout, seconds_to_join
 from phalanx.group.torch_compat import GroupName, not_traced
@@ -22,7 +23,7 @@ from phalanx.transports.identities import Identity
 from phalanx.transports.rendezvous import Known
 from phalanx.types import GroupInfo, Store
 
-__all__ = ["JoinedGroup", "MeetingPlace"]
+__all__ = ["JoinedGroup", "MeetingPlace", "check_store"]
 
 _CPU = torch.device("cpu")
 
@@ -88,23 +89,26 @@ class JoinedGroup(TorchProcessGroup):
                 hint="give every process its own rank below world_size",
             )
         seconds = seconds_to_join(timeout, name)
-        if not isinstance(store, Store):
-            raise GroupError(
-                f"expected a torch.distributed.Store, got {store!r}",
-                group=name,
-                hint="make a TCPStore or FileStore that all ranks reach",
-            )
-        super().__init__(rank, world_size)  # type: ignore[call-arg]
-        self._store = store
-        self._info = GroupInfo(name, rank, world_size, [_number(name, "ranks", one) for one in global_ranks])
+        check_store(store, name)
+        info = GroupInfo(name, rank, world_size, [_number(name, "ranks", one) for one in global_ranks])
         place = place or MeetingPlace(store)
-        self._group = Group.join(place.store, self._info, seconds, place.scope, place.known)
-        self._name = name
-        self._desc = "undefined"
-        self._prepare()
+        self._prepare(Group.join(place.store, info, seconds, place.scope, place.known), store)
 
-    def _prepare(self) -> None:
-        """What else a group needs before its first call."""
+    @classmethod
+    def around(cls, group: Group, store: Store) -> Self:
+        """A group that was joined already."""
+        self = cls.__new__(cls)
+        self._prepare(group, store)
+        return self
+
+    def _prepare(self, group: Group, store: Store) -> None:
+        """What a group needs before its first call."""
+        super().__init__(group.info.rank, group.info.size)  # type: ignore[call-arg]
+        self._store = store
+        self._info = group.info
+        self._group = group
+        self._name = group.info.name
+        self._desc = "undefined"
 
     # torch asks for these in nearly every call, and its own methods take longer than sending a message does.
 
@@ -131,7 +135,7 @@ class JoinedGroup(TorchProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [_CPU]
 
-    supports_splitting = False
+    supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False
 
@@ -235,6 +239,16 @@ class JoinedGroup(TorchProcessGroup):
     def shutdown(self) -> None:
         """Leaves the group, and completes before what all ranks have made (`Transport.complete`). Idempotent."""
         self._group.close()
+        names.release(self._info.name, self)
+
+
+def check_store(store: object, name: str) -> None:
+    if not isinstance(store, Store):
+        raise GroupError(
+            f"expected a torch.distributed.Store, got {store!r}",
+            group=name,
+            hint="make a TCPStore or FileStore that all ranks reach",
+        )
 
 
 def _number(group: str, what: str, value: object) -> int:

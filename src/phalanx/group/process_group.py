@@ -22,14 +22,14 @@ from phalanx.collectives.checks import HasOwnDispatch, fail
 from phalanx.collectives.numbers import whole, whole_list
 from phalanx.errors import InvalidCall
 from phalanx.group import dispatching
+from phalanx.group.derived import DerivableGroup
 from phalanx.group.dispatching import Form
-from phalanx.group.joined import JoinedGroup
+from phalanx.group.group import Group
 from phalanx.group.profiling import ProfiledWork, call_range
 from phalanx.group.refusing import collective
 from phalanx.group.spellings import (
     check_root_tensor,
     given,
-    not_yet,
     only,
     only_list,
     reduction_of,
@@ -47,7 +47,7 @@ from phalanx.group.torch_compat import (
     profiler,
 )
 from phalanx.group.work import Work, Works
-from phalanx.types import Call
+from phalanx.types import Call, Store
 
 Tensor = torch.Tensor
 _DONE = Work([])
@@ -56,14 +56,15 @@ _NUM_REMEMBERED = 16
 
 
 @not_traced
-class ProcessGroup(JoinedGroup):
+class ProcessGroup(DerivableGroup):
     """A process group on one host.
 
     Made by `init_process_group("phalanx")` and `new_group`, or directly from any torch Store that all ranks reach. The
     constructor returns when all ranks have come.
     """
 
-    def _prepare(self) -> None:
+    def _prepare(self, group: Group, store: Store) -> None:
+        super()._prepare(group, store)
         # The works of the coalescing manager that is open, if one is.
         self._coalesced: Works | None = None
         # C++ calls the methods of a Work as long as its Python object lives, which DDP's Join drops too early: that of
@@ -459,16 +460,6 @@ class ProcessGroup(JoinedGroup):
         """
         seconds_of(timeout, self._info, "monitored_barrier")
         self._run(dispatching.BARRIER, (), timeout, _SYNCHRONOUS, [])
-
-    # What later versions will have.
-
-    def split_group(self, *args: Any, **kwargs: Any) -> ProcessGroup | None:
-        raise not_yet(self._info, "split_group", "make the smaller group with torch.distributed.new_group(ranks)")
-
-    def merge_remote_group(self, *args: Any, **kwargs: Any) -> ProcessGroup:
-        raise not_yet(
-            self._info, "merge_remote_group", "make one group of all ranks from a store that all of them reach"
-        )
 
     def _wait_for_pending_works(self) -> None:
         """Every call keeps its own memory until it has ended: there is nothing to wait for."""

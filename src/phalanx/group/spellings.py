@@ -16,7 +16,7 @@ from phalanx.errors import InvalidCall, InvalidType
 from phalanx.group.torch_compat import NOT_GIVEN, reduce_op_of
 from phalanx.types import GroupInfo
 
-__all__ = ["check_root_tensor", "given", "not_yet", "only", "only_list", "reduction_of", "root_of", "timeout_of"]
+__all__ = ["check_root_tensor", "given", "only", "only_list", "reduction_of", "root_of", "timeout_of"]
 
 
 def given(*spellings: Any) -> Any:
@@ -109,11 +109,4 @@ def _bad_list(info: GroupInfo, op: str, expected: str, actual: str) -> InvalidCa
         rank=info.rank,
         op=op,
         hint="pass one tensor a rank; several at once go through the coalesced calls",
-    )
-
-
-def not_yet(info: GroupInfo, op: str, hint: str) -> InvalidCall:
-    """The error of a method that torch has and this version has not."""
-    return InvalidCall(
-        "this version does not have it", code="INVALID:OP", group=info.name, rank=info.rank, op=op, hint=hint
     )

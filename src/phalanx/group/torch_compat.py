@@ -121,18 +121,18 @@ def at_end_of_backward(callback: Callable[[], Any]) -> None:
     Variable._execution_engine.queue_callback(callback)
 
 
-_Class = TypeVar("_Class", bound=type)
+_Traced = TypeVar("_Traced", bound=Callable[..., Any])
 
 
-def not_traced(cls: _Class) -> _Class:
-    """Has torch.compile call a class' methods, as it calls those of C++ classes, instead of looking into them."""
+def not_traced(target: _Traced) -> _Traced:
+    """Has torch.compile call a function, or a class' methods, as it calls those of C++, instead of looking into it."""
     skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
-    for value in vars(cls).values():
+    for value in [target] if isinstance(target, FunctionType) else vars(target).values():
         if isinstance(value, FunctionType):
             # Where a function that is compiled calls it, and where one does that was left as it is.
             value._torchdynamo_disable = True  # type: ignore[attr-defined]
             eval_frame.set_code_exec_strategy(value.__code__, skip)
-    return cls
+    return target
 
 
 # The timeout in the options of a call that was made without one.

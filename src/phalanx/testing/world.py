@@ -153,6 +153,8 @@ class ThreadsWorld:
         # How ranks ended that have: whether they were killed, and their last words.
         self._ended: dict[int, tuple[bool, str]] = {}
         self._meetings: dict[bytes, Meeting] = {}
+        # Of groups that were split from others.
+        self._splits: dict[str, Meeting] = {}
         # What ranks came to make that wait for others, or are about to.
         self._making: dict[int, _Making] = {}
         self._lock = threading.Lock()
@@ -234,6 +236,20 @@ class ThreadsWorld:
         self._own[self.turns.rank].transports.append(transport)
         return transport
 
+    def join_split(self, key: str, info: GroupInfo, owners: dict[int, int]) -> ThreadsTransport:
+        with self._lock:
+            meeting = self._splits.get(key)
+            if meeting is None:
+                meeting = self._splits[key] = Meeting(info, self.turns, message.meaning)
+                meeting.owners = owners
+        own = self._own[self.turns.rank]
+        transport = ThreadsTransport(meeting, info, self.turns.rank, own.box())
+        own.transports.append(transport)
+        return transport
+
+    def environment(self) -> tuple[Store, int, int]:
+        return self.store, self.turns.rank, self.size
+
     def _look_for_circle(self, start: int) -> None:
         """Ranks that mean different groups, and wait for each other, are told so."""
         making = dict(self._making)
@@ -250,6 +266,9 @@ class ThreadsWorld:
         for rank in circle:
             with making[rank].meeting.lock:
                 making[rank].meeting.disagree([making[member].info for member in circle])
+
+    def has_ended(self, rank: int) -> bool:
+        return rank in self._ended
 
     def whereabouts(self, rank: int) -> tuple[str, list[str]]:
         if rank in self.killed:

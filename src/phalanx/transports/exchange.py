@@ -39,8 +39,8 @@ class Watcher(Protocol):
     def look(self, keys: list[Key], waited: float) -> None:
         """Likewise, a closer look, every quarter of a second."""
 
-    def describe(self, keys: list[Key]) -> list[str]:
-        """Lines about those who did not come in time."""
+    def absent(self, keys: list[Key]) -> CallTimeout:
+        """The error for those who did not come in time."""
 
 
 class Exchange:
@@ -73,6 +73,17 @@ class Exchange:
     def count(self, key: Key) -> int:
         return self.find(key, count_of) or 0
 
+    def claim(self, key: Key, value: str) -> bool:
+        """Sets the key unless somebody else has. False: somebody else has."""
+        with self._asking():
+            there: bytes = self._store.compare_set(key.name, "", value)
+        return there == value.encode()
+
+    @property
+    def limit(self) -> float:
+        """Seconds for all waits together."""
+        return self._limit
+
     def wait(self, keys: list[Key], watcher: Watcher) -> None:
         """Returns when all keys are there."""
         # Polling keeps Ctrl-C working, which a store's own wait does not.
@@ -88,7 +99,7 @@ class Exchange:
             if now > self._deadline:
                 absent = self.missing(keys)
                 if absent:
-                    raise self._absent(absent, watcher.describe(absent))
+                    raise watcher.absent(absent)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -139,17 +150,6 @@ class Exchange:
                 f"the store failed while the group was being made: {error}",
                 "look for an error on the rank that hosts the store, usually rank 0",
             ) from error
-
-    def _absent(self, keys: list[Key], lines: list[str]) -> CallTimeout:
-        ranks = self._info.describe(*(key.rank for key in keys))
-        message = f"gave up after a timeout of {self._limit:g} s: {ranks} did not come to make the group"
-        return CallTimeout(
-            "\n".join([message, *lines]),
-            group=self._info.name,
-            rank=self._info.rank,
-            op="new_group",
-            hint="find out whether these ranks were started, reach the same store and make the same groups",
-        )
 
 
 def _timeout_of(store: Store) -> float:

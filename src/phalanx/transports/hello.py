@@ -1,4 +1,4 @@
-"""What ranks tell each other through a store while they make a group, and how it is read.
+"""What ranks tell each other while they make a group, through a store or a group that they have, and how it is read.
 
 Anybody may write to a store: another job, another program on the same port, another version of Phalanx. Nothing from it
 is used before it has been read here: each value becomes a dataclass whose fields have the right types and ranges, or
@@ -22,14 +22,20 @@ from phalanx.types import GroupInfo
 __all__ = [
     "PROTOCOL",
     "Answer",
+    "Arrival",
+    "Departure",
     "GivenUp",
     "Hello",
+    "Merger",
     "Note",
     "Offer",
+    "Proposal",
     "UnreadableError",
+    "Wish",
     "count_of",
     "key_of_ranks",
     "quoted",
+    "read_arrival_or_departure",
 ]
 
 # Changes with the keys and with what is under them.
@@ -147,6 +153,39 @@ class Offer(_Told):
 
 
 @dataclass(frozen=True)
+class Proposal(_Told):
+    """The smaller group that a rank wants to be made: its ranks in the group that is split, and its name.
+
+    `where` is the place in the program that asks for it, `problem` why the rank can't take part after all.
+    """
+
+    ranks: list[int]
+    name: str
+    where: str
+    problem: str = ""
+
+    @classmethod
+    def read(cls, value: bytes) -> Self:
+        fields = _Fields(value)
+        ranks = fields.numbers("ranks", _native.MAX_RANKS)
+        return cls(ranks, fields.text("name"), fields.text("where"), fields.text("problem"))
+
+
+@dataclass(frozen=True)
+class Wish(_Told):
+    """The size and name of the merged group that a rank wants, and from where it asks, in the program."""
+
+    size: int
+    name: str
+    where: str
+
+    @classmethod
+    def read(cls, value: bytes) -> Self:
+        fields = _Fields(value)
+        return cls(fields.number("size", 1, 2**31), fields.text("name"), fields.text("where"))
+
+
+@dataclass(frozen=True)
 class Answer(_Told):
     """Why a rank could not open the segment; empty: it could."""
 
@@ -155,6 +194,78 @@ class Answer(_Told):
     @classmethod
     def read(cls, value: bytes) -> Self:
         return cls(_Fields(value).text("problem"))
+
+
+@dataclass(frozen=True)
+class Arrival(_Told):
+    """A group has come to be merged with others: how many ranks it has, and how many it wants there to be in all.
+
+    `token` is that of this arrival alone. `identity` and `processes` are of its first rank; `thread` is that rank's
+    number where ranks are threads, else -1.
+    """
+
+    token: str
+    name: str
+    size: int
+    whole: int
+    identity: Identity
+    processes: str
+    thread: int = -1
+
+    @classmethod
+    def read(cls, value: bytes) -> Self:
+        fields = _Fields(value)
+        return cls(
+            fields.text("token"),
+            fields.text("name"),
+            fields.number("size", 1, _native.MAX_RANKS),
+            fields.number("whole", 1, 2**31),
+            fields.identity(),
+            fields.text("processes"),
+            fields.number("thread", -1, 2**31),
+        )
+
+    def describe(self) -> str:
+        return f"group {self.name!r} of {self.size} rank{'s' if self.size > 1 else ''}"
+
+
+@dataclass(frozen=True)
+class Departure(_Told):
+    """Groups that came will not be merged, if they were not before: an error of this class tells them why."""
+
+    # Those of their arrivals.
+    tokens: list[str]
+    kind: str
+    message: str
+    hint: str
+
+    @classmethod
+    def read(cls, value: bytes) -> Self:
+        fields = _Fields(value)
+        return cls(fields.texts("tokens"), fields.text("kind"), fields.text("message"), fields.text("hint"))
+
+
+def read_arrival_or_departure(value: bytes) -> Arrival | Departure:
+    return Departure.read(value) if "tokens" in _Fields(value).names else Arrival.read(value)
+
+
+@dataclass(frozen=True)
+class Merger(_Told):
+    """What the first rank of a group tells the others of it: under which keys the merged group meets, and the rank that
+    the first rank has there; or the error that it raises."""
+
+    prefix: str = ""
+    first: int = 0
+    kind: str = ""
+    code: str = ""
+    message: str = ""
+    hint: str = ""
+
+    @classmethod
+    def read(cls, value: bytes) -> Self:
+        fields = _Fields(value)
+        where = fields.text("prefix"), fields.number("first", 0, 2**31)
+        return cls(*where, *(fields.text(name) for name in ("kind", "code", "message", "hint")))
 
 
 @dataclass(frozen=True)
@@ -217,11 +328,21 @@ class _Fields:
                 f"{_excerpt(value)}"
             )
 
+    @property
+    def names(self) -> set[str]:
+        return set(self._fields)
+
     def text(self, name: str) -> str:
         text = self._take(name, str, "a text")
         if len(text) > _LONGEST_TEXT:
             raise self._wrong(name, f"at most {_LONGEST_TEXT} characters")
         return str(text)
+
+    def texts(self, name: str) -> list[str]:
+        texts = self._take(name, list, "a list of texts")
+        if len(texts) > _MOST_NUMBERS or not all(type(text) is str and len(text) <= _LONGEST_TEXT for text in texts):
+            raise self._wrong(name, "a list of texts")
+        return texts  # type: ignore[no-any-return]
 
     def flag(self, name: str) -> bool:
         return bool(self._take(name, bool, "true or false"))

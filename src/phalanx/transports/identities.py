@@ -8,7 +8,8 @@ process that was this rank has died, and need not wait for the timeout.
 A replacement may have been started under the same rank. So a death counts only
 
 - for the process that the store of the new group names, which a replacement overwrites when it comes,
-- if this process met it, and met nobody else under that rank since,
+- if this process met it, and met nobody else under that rank since, of the same numbering: torch's groups number
+  ranks by the default group, a group that was made without torch numbers them for itself,
 - once: whoever tries again waits for a new process.
 """
 
@@ -30,8 +31,8 @@ NOBODY: Identity = (0, 0, 0)
 
 # The garbage collector may come in between, and what it finds may leave a group.
 _lock = threading.RLock()
-# By rank, of all.
-_last_met: dict[int, Identity] = {}
+# By numbering, and rank in it.
+_last_met: dict[tuple[str, int], Identity] = {}
 
 
 def _renew_lock() -> None:
@@ -56,24 +57,24 @@ def process_namespace() -> str:
         return socket.gethostname()
 
 
-def meet(members: Sequence[int], identities: Sequence[Identity]) -> None:
+def meet(numbering: str, members: Sequence[int], identities: Sequence[Identity]) -> None:
     """This process is in a group with these."""
     with _lock:
-        _last_met.update(zip(members, identities, strict=True))
+        _last_met.update({(numbering, rank): one for rank, one in zip(members, identities, strict=True)})
 
 
-def has_met(rank: int, identity: Identity) -> bool:
+def has_met(numbering: str, rank: int, identity: Identity) -> bool:
     """Whether this process is the last one that was met as this rank."""
-    return identity != NOBODY and _last_met.get(rank) == identity
+    return identity != NOBODY and last_met(numbering, rank) == identity
 
 
-def last_met(rank: int) -> Identity:
-    """The last process that was met as this rank, of all."""
-    return _last_met.get(rank, NOBODY)
+def last_met(numbering: str, rank: int) -> Identity:
+    """The last process that was met as this rank."""
+    return _last_met.get((numbering, rank), NOBODY)
 
 
 def forget(identity: Identity) -> None:
     """Its death has been told."""
     with _lock:
-        for rank in [rank for rank, met in _last_met.items() if met == identity]:
-            _last_met.pop(rank, None)
+        for key in [key for key, met in _last_met.items() if met == identity]:
+            _last_met.pop(key, None)

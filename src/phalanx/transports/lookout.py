@@ -53,6 +53,11 @@ class Venue:
     def _root(self) -> str:
         return self.scope or quoted(self.name)
 
+    @property
+    def numbering(self) -> str:
+        """Of its ranks: torch's, or the group's own."""
+        return "" if self.scope else self.name
+
     def count(self, members: Iterable[int], rank: int) -> str:
         """Under it a rank of a group counts how many times it has come for a group of these members."""
         return f"{self.place(members)}/comings/{rank}"
@@ -171,7 +176,7 @@ class Lookout:
     def _look_at_process(self, rank: int, note: Note) -> None:
         if rank in self._known.identities or note.processes != self._namespace:
             return
-        if identities.has_met(self._info.members[rank], note.identity):
+        if identities.has_met(self._venue.numbering, self._info.members[rank], note.identity):
             self._watched[rank] = note.identity
             self.watch(rank, note.identity)
         elif rank in self._watched:

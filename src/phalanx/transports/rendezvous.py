@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from phalanx import _native
-from phalanx.errors import GroupError, PeerLost
+from phalanx.errors import CallTimeout, GroupError, PeerLost
 from phalanx.transports import identities, limits, segments
 from phalanx.transports.exchange import Exchange, Key
 from phalanx.transports.hello import Answer, GivenUp, Hello, Note, Offer
@@ -84,8 +84,8 @@ def join(store: Store, info: GroupInfo, timeout: float, scope: str = "", known: 
     except BaseException as error:
         observer().not_made(info, meeting.folder, error)
         raise
-    identities.meet(info.members, meeting.identities)
-    return ShmTransport(group, info, meeting.identities, meeting.folder, meeting.began_ns)
+    identities.meet(meeting.venue.numbering, info.members, meeting.identities)
+    return ShmTransport(group, info, meeting.identities, meeting.folder, meeting.began_ns, meeting.hellos)
 
 
 class _Meeting:
@@ -97,39 +97,41 @@ class _Meeting:
         # No rank makes a call in the group before this.
         self.began_ns = time.monotonic_ns()
         self._keys: set[str] = set()
-        self._venue = Venue(scope, info.name)
+        self.venue = Venue(scope, info.name)
         self._exchange = Exchange(store, info, timeout, lambda: self._lookout.check_alive())
-        self._lookout = Lookout(self._exchange, info, self._venue, known)
+        self._lookout = Lookout(self._exchange, info, self.venue, known)
         self._process = (own_identity(), process_namespace())
         # Of the meeting that this rank comes to.
         self._number = 0
         self._prefix = ""
         self.identities: list[Identity] = [NOBODY] * info.size
+        # What each rank told of itself.
+        self.hellos: list[Hello] = []
         # A folder of the job's own, which rank 0 offers.
         self.folder = ""
 
     def come(self) -> None:
         """Counts how many times this rank has come for a group of these members. Meetings that failed are over."""
-        key = Key(self._venue.count(self._info.members, self._info.rank), self._info.rank)
+        key = Key(self.venue.count(self._info.members, self._info.rank), self._info.rank)
         with _counting:
             self._choose(self._exchange.count(key) + 1)
             while (given_up := self._failure()) and given_up.may_try_again:
                 self._choose(self._number + 1)
                 self._lookout.expect(given_up)
             self._exchange.set(key.name, str(self._number))
-        place = self._venue.place(self._info.members)
+        place = self.venue.place(self._info.members)
         observer().coming(self._info, place, self._number, self._timeout)
         if given_up:
             raise self._lookout.told_by(given_up)
         self._tell_what_is_made()
         self._lookout.watch_known()
         for rank, member in enumerate(self._info.members):
-            if (identity := identities.last_met(member)) != NOBODY and rank != self._info.rank:
+            if (identity := identities.last_met(self.venue.numbering, member)) != NOBODY and rank != self._info.rank:
                 observer().expecting(self._info, rank, identity)
 
     def _choose(self, number: int) -> None:
         self._number = number
-        self._prefix = self._venue.meeting(self._info.members, number)
+        self._prefix = self.venue.meeting(self._info.members, number)
 
     def _failure(self) -> GivenUp | None:
         """Why another rank gave up this meeting; None: none has."""
@@ -137,7 +139,7 @@ class _Meeting:
 
     def _tell_what_is_made(self, gave_up: bool = False) -> None:
         note = Note(self._info.name, list(self._info.members), self._number, *self._process, gave_up)
-        self._exchange.set(self._venue.note(self._info.members[self._info.rank]), note.text())
+        self._exchange.set(self.venue.note(self._info.members[self._info.rank]), note.text())
 
     def give_up(self, error: BaseException) -> None:
         """Tells the other ranks why. What was said first stays: it is what the others give up for."""
@@ -162,7 +164,7 @@ class _Meeting:
             observer().offer_folder() if self._info.rank == 0 else "",
         )
         self._say(f"hello/{self._info.rank}", hello.text())
-        hellos = self._hear_all("hello", Hello.read)
+        hellos = self.hellos = self._hear_all("hello", Hello.read)
         self.folder = hellos[0].folder
         self._watch(hellos)
         nonce = os.urandom(16)
@@ -263,5 +265,13 @@ class _Meeting:
             self._check_given_up()
             raise
 
-    def describe(self, keys: list[Key]) -> list[str]:
-        return self._lookout.describe(keys)
+    def absent(self, keys: list[Key]) -> CallTimeout:
+        ranks = self._info.describe(*(key.rank for key in keys))
+        message = f"gave up after a timeout of {self._exchange.limit:g} s: {ranks} did not come to make the group"
+        return CallTimeout(
+            "\n".join([message, *self._lookout.describe(keys)]),
+            group=self._info.name,
+            rank=self._info.rank,
+            op="new_group",
+            hint="find out whether these ranks were started, reach the same store and make the same groups",
+        )

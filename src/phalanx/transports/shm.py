@@ -17,6 +17,8 @@ from phalanx import _native
 from phalanx.errors import PhalanxError
 from phalanx.transports import failures, identities, limits
 from phalanx.transports.copying import Copying
+from phalanx.transports.hello import Hello
+from phalanx.transports.identities import Identity
 from phalanx.transports.leaving import leaving
 from phalanx.transports.pending import ShmPending
 from phalanx.transports.refusals import Refusal
@@ -50,21 +52,34 @@ _FINISHED = _native.FINISHED
 class ShmTransport:
     """One rank's end of a segment. The native group is thread-safe and keeps calls in order."""
 
-    __slots__ = ("__weakref__", "_copying", "_group", "_info", "_left_at", "began_ns", "check", "folder", "identities")
+    __slots__ = (
+        "__weakref__",
+        "_copying",
+        "_group",
+        "_info",
+        "_left_at",
+        "began_ns",
+        "check",
+        "folder",
+        "hellos",
+        "identities",
+    )
 
     def __init__(
         self,
         group: _native.Group,
         info: GroupInfo,
-        identities: Sequence[tuple[int, int, int]] = (),
+        identities: Sequence[Identity] = (),
         folder: str = "",
         began_ns: int = 0,
+        hellos: Sequence[Hello] = (),
     ) -> None:
-        # Of the processes of the ranks, as `rendezvous` gives them; what the first rank offers to the job; and when
-        # this rank began to make the group, on the monotonic clock.
+        # Of the processes of the ranks, as `rendezvous` gives them; what the first rank offers to the job; when this
+        # rank began to make the group, on the monotonic clock; and what each rank told of itself.
         self.identities = identities
         self.folder = folder
         self.began_ns = began_ns
+        self.hellos = hellos
         self._group: _native.Group | None = group
         self.check = group.check
         self._info = info
@@ -80,6 +95,21 @@ class ShmTransport:
     def seq(self) -> int:
         group = self._group
         return self._left_at if group is None else group.seq
+
+    def check_whole(self, op: str) -> None:
+        """Raises where the group is broken, or a rank is gone. For who waits for something else than a call."""
+        group = self._group
+        if group is None or group.forked:
+            return
+        if group.broken:
+            raise failures.explain(group, self._info, op, _native.WAS_BROKEN)
+        for rank, identity in enumerate(self.identities):
+            peer = None if rank == self._info.rank else _native.Peer.watch(*identity)
+            if peer is not None and peer.dead:
+                raise failures.lost_while_joining(self._info, rank, peer.status)
+            if group.has_left(rank):
+                words = group.last_words(rank)
+                raise failures.lost_while_joining(self._info, rank, _native.UNKNOWN_STATUS, dead=False, words=words)
 
     def abort(self, reason: str) -> None:
         group = self._group

@@ -24,6 +24,7 @@ from phalanx.transports import failures
 from phalanx.transports.base import Pending
 from phalanx.transports.circles import different_groups
 from phalanx.transports.futures import SharedTurnFuture
+from phalanx.transports.hello import key_of_ranks
 from phalanx.transports.meeting import CLOSED, EXITING, NOT_LEFT, Meeting
 from phalanx.transports.recording import Recorder
 from phalanx.transports.refusals import Refusal
@@ -52,6 +53,18 @@ class World(Protocol):
 
     def join(self, store: Store, info: GroupInfo, timeout: float, scope: str) -> ThreadsTransport:
         """Meets the other ranks of a group. Groups of one scope meet by their members, others by their name as well."""
+
+    def join_split(self, key: str, info: GroupInfo, owners: dict[int, int]) -> ThreadsTransport:
+        """Takes this rank's place in a group about which its ranks have agreed already; `key` is theirs alone.
+
+        `owners` are the group's ranks as ranks of all.
+        """
+
+    def environment(self) -> tuple[Store, int, int]:
+        """What processes have in their environment: a store, the rank and the number of ranks."""
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether a rank, of all, was killed or has returned."""
 
     def whereabouts(self, rank: int) -> tuple[str, list[str]]:
         """What a rank, of all, does now, and its stack, innermost last."""
@@ -199,6 +212,15 @@ class ThreadsTransport:
         assert self.meeting.absent is not None
         rank, dead, status, words = self.meeting.absent
         return failures.lost_while_joining(self._info, rank, status, dead=dead, words=words)
+
+    def split(self, info: GroupInfo, members: Sequence[int]) -> ThreadsTransport:
+        """The place in a smaller group of a rank that is in it; `members` are its ranks in this one.
+
+        For ranks that have just agreed about it in a call of this group.
+        """
+        key = f"{self.meeting.identity}/{self._seq}/{key_of_ranks(members)}"
+        owners = {rank: self.meeting.owners[member] for rank, member in enumerate(members)}
+        return self._world().join_split(key, info, owners)
 
     # What a group asks of a transport.
 

@@ -1,0 +1,119 @@
+"""How the ranks of a group agree about smaller groups before they make them.
+
+Each rank proposes the group that it wants to be in, or of which it knows. The proposals of all ranks are compared on
+every rank, so all of them raise the same Mismatch, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from phalanx import _native
+from phalanx.collectives.checks import fail
+from phalanx.collectives.numbers import whole_list
+from phalanx.errors import GroupError, Mismatch
+from phalanx.group import names
+from phalanx.group.group import Group
+from phalanx.transports.hello import Proposal, key_of_ranks
+from phalanx.types import GroupInfo
+
+__all__ = ["check_name", "check_ranks", "split"]
+
+_OP = "split_group"
+
+
+def check_ranks(info: GroupInfo, ranks: Any) -> list[int]:
+    """The ranks of a smaller group, in their order there."""
+    numbers = whole_list(info, _OP, "ranks", ranks)
+    if not numbers:
+        fail(info, _OP, "RANKS", "expected at least one rank, got none", "pass the ranks of the group to be made")
+    wrong = [rank for rank in numbers if not 0 <= rank < info.size]
+    if wrong:
+        fail(
+            info,
+            _OP,
+            "RANKS",
+            f"expected ranks of the group, in 0..{info.size - 1}, got {wrong[0]} in {numbers}",
+            "pass ranks of the group that is split, not of the default group",
+        )
+    if len(set(numbers)) != len(numbers):
+        twice = next(rank for rank in numbers if numbers.count(rank) > 1)
+        fail(info, _OP, "RANKS", f"expected every rank once, got {twice} twice in {numbers}", "name every rank once")
+    return numbers
+
+
+def check_name(info: GroupInfo, op: str, name: Any) -> str:
+    """A name that the caller has given; empty: it has given none."""
+    if name is not None and (not isinstance(name, str) or not name):
+        fail(info, op, "NAME", f"expected a name as a str that is not empty, got {name!r}", "pass a name, or none")
+    return name or ""
+
+
+def split(group: Group, ranks: list[int], timeout: float, name: str, *, named: bool) -> Group | None:
+    """The smaller group that this rank is in, if it is in one. `named`: the caller has chosen the name."""
+    info = group.info
+    where, _ = _native.origin()
+    problem = _taken(name) if named and info.rank in ranks else ""
+    own = Proposal(ranks, name, where, problem)
+    proposals = [Proposal.read(text.encode()) for text in group.exchange(_OP, own.text(), timeout)]
+    _check_agreement(info, group.seq, proposals)
+    _check_problems(info, group.seq, proposals)
+    if info.rank not in ranks:
+        return group.split(None, ranks, timeout)
+    within = [info.global_ranks[rank] for rank in ranks] if info.global_ranks else []
+    name = name or f"{info.name}[{key_of_ranks(ranks)}]"
+    return group.split(GroupInfo(name, ranks.index(info.rank), len(ranks), within), ranks, timeout)
+
+
+def _taken(name: str) -> str:
+    other = names.find(name)
+    return "" if other is None else f"the name {name!r} is taken: it is in an open group of that name"
+
+
+def _check_agreement(info: GroupInfo, seq: int, proposals: Sequence[Proposal]) -> None:
+    for rank, proposal in enumerate(proposals):
+        for member in proposal.ranks:
+            other = proposals[member]
+            # Ranks that are not in a group may name its ranks in any order.
+            is_same = other.ranks == proposal.ranks or (
+                rank not in proposal.ranks and sorted(other.ranks) == sorted(proposal.ranks)
+            )
+            if not is_same:
+                verdict = f"rank {rank} passed {proposal.ranks}, but its member rank {member} passed {other.ranks}"
+                raise _mismatch(info, seq, "RANKS", verdict, proposals, lambda one: str(one.ranks))
+            if rank in proposal.ranks and other.name != proposal.name:
+                verdict = f"rank {rank} named the group {proposal.name!r}, but rank {member} named it {other.name!r}"
+                raise _mismatch(info, seq, "NAME", verdict, proposals, lambda one: f"{one.ranks}, {one.name!r}")
+
+
+def _mismatch(
+    info: GroupInfo, seq: int, field: str, verdict: str, proposals: Sequence[Proposal], show: Any
+) -> Mismatch:
+    lines = [
+        f"  rank {rank} passed {show(proposal)}" + (f", at {proposal.where}" if proposal.where else "")
+        for rank, proposal in enumerate(proposals)
+    ]
+    return Mismatch(
+        "\n".join([verdict, *lines]),
+        code=f"MISMATCH:{field}",
+        group=info.name,
+        rank=info.rank,
+        op=_OP,
+        seq=seq,
+        hint="let all ranks of a list pass that list, with one name; no group was made, and this one still works",
+    )
+
+
+def _check_problems(info: GroupInfo, seq: int, proposals: Sequence[Proposal]) -> None:
+    lines = [f"  {info.describe(rank)}: {one.problem}" for rank, one in enumerate(proposals) if one.problem]
+    if lines:
+        raise GroupError(
+            "\n".join(["no group was made", *lines]),
+            code="GROUP:NAME",
+            group=info.name,
+            rank=info.rank,
+            op=_OP,
+            seq=seq,
+            hint="shut down the other group of that name first, or choose another name",
+        )
