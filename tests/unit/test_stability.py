@@ -82,14 +82,39 @@ def _codes() -> set[str]:
     for path, node in _sources():
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _CODE.fullmatch(node.value):
             found.add(node.value)
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "field":
+            found |= {f"MISMATCH:{text}" for text in _capitals(node.value)}
         elif isinstance(node, ast.Call):
-            layer = path.relative_to(ROOT).parts[0]
-            if getattr(node.func, "id", "") == "Report":
-                found |= {f"MISMATCH:{text}" for text in _capitals(node.args[0])}
-            elif layer in ("collectives", "group") and path.stem != "torch_compat" and len(node.args) > 2:
-                # fail(info, op, "ROOT", …) and its like.
-                found |= {f"INVALID:{text}" for text in _capitals(node.args[2])}
+            found |= set(_codes_of_call(path.relative_to(ROOT), node))
     return found
+
+
+def _codes_of_call(path: Path, call: ast.Call) -> Iterator[str]:
+    function = getattr(call.func, "id", "")
+    if function == "Report":
+        yield from (f"MISMATCH:{text}" for text in _capitals(call.args[0]))
+    elif path.parts[0] in ("collectives", "group") and path.stem != "torch_compat" and len(call.args) > 2:
+        # _mismatch(info, seq, "RANKS", …); fail(info, op, "ROOT", …) and its like.
+        kind = "MISMATCH" if function == "_mismatch" else "INVALID"
+        yield from (f"{kind}:{text}" for text in _capitals(call.args[2]))
+
+
+def test_codes_are_put_together_where_this_test_looks_for_them() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for path, node in _sources()
+        if isinstance(node, ast.JoinedStr)
+        and isinstance(node.values[0], ast.Constant)
+        and _CODE.fullmatch(str(node.values[0].value).removesuffix(":"))
+    }
+    assert found == {
+        "collectives/checks.py",
+        "collectives/numbers.py",
+        "group/merging.py",
+        "group/splitting.py",
+        "testing/graph.py",
+        "transports/failures.py",
+    }
 
 
 def _capitals(node: ast.AST) -> list[str]:
