@@ -76,3 +76,15 @@ def test_versions_of_python() -> None:
 def test_metadata_has_the_version_of_the_package() -> None:
     assert PROJECT["dynamic"] == ["version"]
     assert importlib.metadata.version(PROJECT["name"]) == phalanx.__version__
+
+
+def test_newest_entry_of_the_changelog_is_this_version() -> None:
+    newest = re.search(r"(?m)^## (\S+) \(\d{4}-\d\d-\d\d\)$", (ROOT / "CHANGELOG.md").read_text())
+    assert newest, "`make changelog VERSION=…` makes the first entry"
+    assert newest[1] == phalanx.__version__
+
+
+def test_links_of_the_changelog_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "CHANGELOG.md").read_text())
+    assert targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []
