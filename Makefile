@@ -11,7 +11,7 @@ CXX_SOURCES := $(wildcard src/phalanx/_core/*.?pp tests/native/*.?pp)
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-newest conformance soak lint format bench sanitize clean
+.PHONY: help build demo test test-newest conformance soak lint format bench sanitize changelog clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,7 +23,8 @@ $(VENV)/.tools: requirements-dev.txt constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement requirements-dev.txt
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.tools CMakeLists.txt pyproject.toml $(CXX_SOURCES)
+# src/phalanx/__init__.py has the version, which the metadata repeats.
+$(VENV)/.built: $(VENV)/.tools CMakeLists.txt pyproject.toml src/phalanx/__init__.py $(CXX_SOURCES)
 	@echo "Building the native core"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
@@ -62,6 +63,14 @@ bench: build ## measure every figure that the docs give; fails where a target is
 
 sanitize: build ## the native stress test under thread and address sanitizers
 	@$(BIN)/python tests/native/sanitize.py
+
+# The version stands in src/phalanx/__init__.py only. In a git repository towncrier stages what it writes and removes.
+changelog: build ## for a release: set the version, move the fragments in news/ to CHANGELOG.md (VERSION=0.2.0)
+	@echo "$(VERSION)" | grep -Eqx '[0-9]+\.[0-9]+\.[0-9]+' || { echo "give the version: make changelog VERSION=0.2.0"; exit 2; }
+	@! grep -q '^## $(VERSION) ' CHANGELOG.md || { echo "CHANGELOG.md has version $(VERSION) already"; exit 2; }
+	@$(BIN)/towncrier build --yes --version $(VERSION)
+	@sed -i 's/^__version__ = .*/__version__ = "$(VERSION)"/' src/phalanx/__init__.py
+	@$(MAKE) --no-print-directory build
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from limits import WORKS, Limit
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import _apply_optimizer_in_backward
@@ -36,30 +34,6 @@ def _mixed_precision() -> None:
     _step(DistributedDataParallel(nn.Linear(2, 2), mixed_precision=precision))
 
 
-@dataclass(frozen=True)
-class Limit:
-    """What torch does not allow: the errors, or WORKS, by the first version of torch that has them.
-
-    A build of torch for CUDA may stumble over the missing GPU or driver first. Which of the errors it raises then
-    depends on what the process did with accelerators before.
-    """
-
-    attempt: Callable[[], Any]
-    outcomes: dict[tuple[int, int], str]
-    on_cuda_build: tuple[str, ...] = ()
-
-    def expected(self) -> tuple[str, ...]:
-        if self.on_cuda_build and torch.version.cuda is not None:
-            return self.on_cuda_build
-        here = tuple(int(number) for number in torch.__version__.split(".")[:2])
-        return (self.outcomes[max(version for version in self.outcomes if version <= here)],)
-
-    def texts(self) -> Iterator[str]:
-        yield from self.outcomes.values()
-        yield from self.on_cuda_build
-
-
-WORKS = "works"
 _WITHOUT_DRIVER = "AcceleratorError: CUDA error", "RuntimeError: Backend doesn't support create a new Stream."
 LIMITS = {
     "monitored_barrier": Limit(
@@ -101,11 +75,7 @@ class _Try:
         self.name = name
 
     def __call__(self, rank: int, world: pt.World) -> str:
-        try:
-            LIMITS[self.name].attempt()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return WORKS
+        return LIMITS[self.name].outcome()
 
 
 @pytest.mark.parametrize("name", LIMITS)

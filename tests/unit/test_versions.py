@@ -1,7 +1,8 @@
-"""One place says which versions of torch are supported; the metadata and the README say the same."""
+"""One place says which versions of torch are supported, and one which version this is; the rest says the same."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import sys
 import tomllib
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+import phalanx
 from phalanx._autoload import TORCH_VERSIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,3 +71,20 @@ def test_versions_of_python() -> None:
     assert [text for text in PROJECT["classifiers"] if text.startswith(prefix)] == [f"{prefix}{n}" for n in minors]
     assert f"Python 3.{minors[0]} to 3.{minors[-1]}" in README
     assert sys.version_info.minor in minors
+
+
+def test_metadata_has_the_version_of_the_package() -> None:
+    assert PROJECT["dynamic"] == ["version"]
+    assert importlib.metadata.version(PROJECT["name"]) == phalanx.__version__
+
+
+def test_newest_entry_of_the_changelog_is_this_version() -> None:
+    newest = re.search(r"(?m)^## (\S+) \(\d{4}-\d\d-\d\d\)$", (ROOT / "CHANGELOG.md").read_text())
+    assert newest, "`make changelog VERSION=…` makes the first entry"
+    assert newest[1] == phalanx.__version__
+
+
+def test_links_of_the_changelog_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "CHANGELOG.md").read_text())
+    assert targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []

@@ -66,6 +66,10 @@ class Options:
 class JoinedGroup(TorchProcessGroup):
     """A group that this rank has joined."""
 
+    # Whether torch has registered it, and whether errors name it as the program does.
+    _is_torchs = False
+    _keeps_name = False
+
     def __init__(
         self,
         store: Store,
@@ -163,12 +167,14 @@ class JoinedGroup(TorchProcessGroup):
         return self._desc
 
     def _set_group_name(self, name: GroupName) -> None:
+        """torch calls it when it registers the group."""
         self._name = str(name)
+        self._is_torchs = True
 
     def _set_group_desc(self, desc: str) -> None:
         self._desc = desc
         # Errors name groups as people do; torch's names are numbers.
-        if desc and desc != "undefined":
+        if desc and desc != "undefined" and not self._keeps_name:
             self._info.name = desc
             self._group.renamed()
 
@@ -177,6 +183,31 @@ class JoinedGroup(TorchProcessGroup):
 
     def getGroupDesc(self) -> str:
         return self._desc
+
+    def hand_over(self, rank: int, size: int, global_ranks: Sequence[int]) -> Self:
+        """The group for torch to register, instead of a new one. Errors keep the name that the program gave it.
+
+        `global_ranks` are the group's ranks in the default group, empty for a default group.
+        """
+        name, own, own_size = self._info.name, self._info.rank, self._info.size
+        if self._is_torchs:
+            raise GroupError(
+                f"torch.distributed has registered this group already, as {self._name!r}",
+                group=name,
+                rank=own,
+                hint="pass a group to init_process_group or new_group once",
+            )
+        if (own, own_size) != (rank, size):
+            raise GroupError(
+                f"expected rank {rank} of {size}, got a group where this process is rank {own} of {own_size}",
+                group=name,
+                rank=own,
+                hint="pass rank=group.rank() and world_size=group.size(), or the ranks that the group has",
+            )
+        self._keeps_name = True
+        if global_ranks:
+            self._info.global_ranks = list(global_ranks)
+        return self
 
     @property
     def timeout(self) -> timedelta:

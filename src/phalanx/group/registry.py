@@ -25,9 +25,14 @@ _numbers = itertools.count(1)
 
 
 def create(options: Any, backend_options: Any) -> ProcessGroup:
-    """The creator registered with torch: `options` names the group, its store, ranks and timeout."""
+    """The creator registered with torch: `options` names the group, its store, ranks and timeout.
+
+    A Phalanx group as `pg_options` is the group: torch registers it, and no rank has to meet another.
+    """
     # torch lists the ranks of groups within a world only.
     within = list(options.global_ranks_in_group)
+    if isinstance(backend_options, ProcessGroup):
+        return backend_options.hand_over(options.group_rank, options.group_size, within)
     return ProcessGroup(
         options.store,
         options.group_rank,
