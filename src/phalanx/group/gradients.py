@@ -1,7 +1,8 @@
 """Collectives as functions that autograd knows: each makes new tensors, and its gradient is another collective.
 
 The gradients are those of `torch.distributed.nn.functional`. A collective runs on all ranks, and so does its backward
-pass. Every backward is made of the functions here, so it has a gradient, too.
+pass. Every backward is made of the functions here, so it has a gradient, too. The calls wait before they return: unlike
+a work that is waited for, they leave nothing to do at the end of a backward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from phalanx.collectives.numbers import index_of
 from phalanx.collectives.reduction import AVG, PREMUL_SUM, SUM
 from phalanx.group.process_group import ProcessGroup
 from phalanx.group.refusing import collective
-from phalanx.group.torch_compat import NOT_GIVEN, reduce_op_of
+from phalanx.group.torch_compat import reduce_op_of
 from phalanx.types import REDUCE_OP_NAMES
 
 __all__ = [
@@ -53,22 +54,6 @@ class Target(NamedTuple):
         return index_of(root) == self.group.rank()
 
 
-class _Waiting:
-    """Options of a call that waits before it returns, under torch's names.
-
-    Unlike a work that is waited for, such a call leaves nothing to do at the end of a backward pass.
-    """
-
-    asyncOp = False  # noqa: N815
-    reduceOp = ReduceOp.SUM  # noqa: N815
-    rootRank = None  # noqa: N815
-    rootTensor = 0  # noqa: N815
-    timeout = NOT_GIVEN
-
-
-_WAITING = _Waiting()
-
-
 def apply(function: type[Function], *args: Any) -> Any:
     return function.apply(*args)  # type: ignore[no-untyped-call]
 
@@ -80,7 +65,7 @@ class AllReduce(Function):
     def forward(ctx: Any, target: Target, op: Any, tensor: Tensor) -> Tensor:
         ctx.target, ctx.op = target, op
         output = _copy(target, "all_reduce", tensor)
-        target.group.allreduce([output], _WAITING, target.timeout, op=op).wait()
+        target.group.all_reduce(output, op, target.timeout, async_op=False)
         return output
 
     @staticmethod
@@ -102,7 +87,7 @@ class Reduce(Function):
     def forward(ctx: Any, target: Target, root: Any, op: Any, zeros_elsewhere: bool, tensor: Tensor) -> Tensor:
         ctx.target, ctx.root, ctx.op = target, root, op
         output = _copy(target, "reduce", tensor)
-        target.group.reduce([output], _WAITING, op, target.timeout, root=root).wait()
+        target.group.reduce(output, None, op, target.timeout, root=root, async_op=False)
         return output.zero_() if zeros_elsewhere and not target.is_root(root) else output
 
     @staticmethod
@@ -119,7 +104,7 @@ class Broadcast(Function):
         ctx.target, ctx.root = target, root
         make = _copy if target.is_root(root) else _empty_like
         output = make(target, "broadcast", tensor)
-        target.group.broadcast([output], _WAITING, target.timeout, root=root).wait()
+        target.group.broadcast(output, None, target.timeout, root=root, async_op=False)
         return output
 
     @staticmethod
@@ -136,7 +121,7 @@ class Gather(Function):
         size = target.group.size()
         is_root = target.is_root(root)
         outputs = [_empty_like(target, "gather", tensor) for _ in range(size if is_root else 0)]
-        target.group.gather([outputs], [tensor], _WAITING, target.timeout, root=root).wait()
+        target.group.gather(tensor, outputs, None, target.timeout, root=root, async_op=False)
         return tuple(outputs or [torch.zeros_like(tensor, memory_format=_ROW_MAJOR) for _ in range(size)])
 
     @staticmethod
@@ -152,7 +137,7 @@ class Scatter(Function):
         ctx.target, ctx.root, ctx.shapes = target, root, _shapes(target, "scatter", tensors)
         output = _empty_like(target, "scatter", tensors[0])
         inputs = list(tensors) if target.is_root(root) else []
-        target.group.scatter([output], [inputs], _WAITING, target.timeout, root=root).wait()
+        target.group.scatter(output, inputs, None, target.timeout, root=root, async_op=False)
         return output
 
     @staticmethod
@@ -174,7 +159,7 @@ class AllGather(Function):
         ctx.target = target
         _check_usable(target, "all_gather", tensor)
         outputs = [tensor.new_empty(shape) for shape in shapes or [tensor.shape] * target.group.size()]
-        target.group.allgather([outputs], [tensor], _WAITING, target.timeout).wait()
+        target.group.all_gather(outputs, tensor, target.timeout, async_op=False)
         return tuple(outputs)
 
     @staticmethod
@@ -189,7 +174,7 @@ class ReduceScatter(Function):
     def forward(ctx: Any, target: Target, op: Any, *tensors: Tensor) -> Tensor:
         ctx.target, ctx.op, ctx.shapes = target, op, _shapes(target, "reduce_scatter", tensors)
         output = _empty_like(target, "reduce_scatter", tensors[target.group.rank()])
-        target.group.reduce_scatter([output], [list(tensors)], _WAITING, target.timeout, op=op).wait()
+        target.group.reduce_scatter(output, list(tensors), op, target.timeout, async_op=False)
         return output
 
     @staticmethod
@@ -207,7 +192,7 @@ class AllGatherSingle(Function):
         ctx.target, ctx.shape = target, tensor.shape
         size = target.group.size()
         output = tensor.new_empty((tensor.shape[0] * size, *tensor.shape[1:]) if tensor.dim() else (size,))
-        target.group.all_gather_single(output, tensor, _WAITING, target.timeout).wait()
+        target.group.all_gather_single(output, tensor, target.timeout, async_op=False)
         return output
 
     @staticmethod
@@ -223,7 +208,7 @@ class ReduceScatterSingle(Function):
         _check_usable(target, "reduce_scatter", tensor)
         ctx.target, ctx.op, ctx.shape = target, op, tensor.shape
         output = tensor.new_empty((_num_rows(target.group, tensor), *tensor.shape[1:]))
-        target.group.reduce_scatter_single(output, tensor, _WAITING, target.timeout, op=op).wait()
+        target.group.reduce_scatter_single(output, tensor, op, target.timeout, async_op=False)
         return output
 
     @staticmethod
@@ -239,7 +224,7 @@ class AllToAll(Function):
     def forward(ctx: Any, target: Target, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.target = target
         outputs = [tensors[0].new_empty(shape) for shape in _shapes(target, "all_to_all", tensors)]
-        target.group.alltoall(outputs, list(tensors), _WAITING, target.timeout).wait()
+        target.group.all_to_all(outputs, list(tensors), target.timeout, async_op=False)
         return tuple(outputs)
 
     @staticmethod
@@ -260,8 +245,8 @@ class AllToAllSingle(Function):
         _check_usable(target, "all_to_all", tensor)
         ctx.target, ctx.splits, ctx.shape = target, (input_splits, output_splits), tensor.shape
         output = tensor.new_empty(tensor.shape if num_rows is None else (num_rows, *tensor.shape[1:]))
-        work = target.group.all_to_all_single(output, tensor, output_splits, input_splits, _WAITING, target.timeout)
-        work.wait()
+        splits = output_splits, input_splits
+        target.group.all_to_all_single(output, tensor, *splits, target.timeout, async_op=False)
         return output
 
     @staticmethod
