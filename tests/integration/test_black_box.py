@@ -332,8 +332,9 @@ def _failed_and_ended(here: Here) -> None:
         dist.all_reduce(torch.ones(1 + here.rank))
 
 
-def test_a_failure_leaves_a_trace(tmp_path: Path) -> None:
-    values(_failed_and_ended, 2, tmp_path)
+@pytest.mark.parametrize("way", ["call", "short program"])
+def test_a_failure_leaves_a_trace(way: str, tmp_path: Path) -> None:
+    World(_failed_and_ended, 2, tmp_path, way=way).ends()
     (job,) = (tmp_path / "jobs").iterdir()
     assert sorted(path.name for path in job.glob("rank_*")) == ["rank_0", "rank_1"]
     assert "mismatch" in _analyzed(job).lower()

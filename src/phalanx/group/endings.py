@@ -154,10 +154,12 @@ def _install() -> None:
         sys.excepthook = _telling(sys.excepthook)
         threading.excepthook = _telling_of_threads(threading.excepthook)
         children.show_exceptions_to(_see)
-        atexit.register(_exit)
     if _process_with_finalizer != os.getpid():
-        # Forgotten in children; and a forked one ends without atexit.
+        # Forgotten in children of multiprocessing: finalizers always, and from Python 3.13 on what atexit has. Before
+        # 3.13 they end without atexit.
         _process_with_finalizer = os.getpid()
+        atexit.unregister(_exit)
+        atexit.register(_exit)
         multiprocessing.util.Finalize(None, _exit_child, exitpriority=100)
         multiprocessing.util.Finalize(None, _exit_child_with_threads, exitpriority=-100)
 

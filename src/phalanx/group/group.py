@@ -170,8 +170,11 @@ class _ProcessesGroup(Group):
     def __init__(self, transport: ShmTransport, info: GroupInfo, timeout: float) -> None:
         super().__init__(transport, info, timeout, transport.identities)
         self._quick = transport
-        endings.enter(transport)
-        observer().joined(transport, info, transport.folder)
+        try:
+            observer().joined(transport, info, transport.folder)
+        finally:
+            # Last: what is registered for the end of the process last is called first, while all else is there.
+            endings.enter(transport)
 
     @staticmethod
     def around(transport: ShmTransport, info: GroupInfo, timeout: float) -> Group:
