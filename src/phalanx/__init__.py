@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         PhalanxError,
     )
     from phalanx.group.process_group import ProcessGroup
+    from phalanx.statistics import OpStatistics
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ __all__ = [
     "GroupError",
     "InvalidCall",
     "Mismatch",
+    "OpStatistics",
     "PeerLost",
     "PhalanxError",
     "ProcessGroup",
@@ -65,6 +67,10 @@ def __getattr__(name: str) -> Any:
         from phalanx.debug.dumping import dump
 
         return dump
+    if name == "OpStatistics":
+        from phalanx.statistics import OpStatistics
+
+        return OpStatistics
     if name in __all__:
         import phalanx.errors
 

@@ -11,6 +11,7 @@ from phalanx.collectives import all_reduce
 from phalanx.errors import InvalidCall, Mismatch
 from phalanx.group import endings
 from phalanx.group.sparse import all_reduce_sparse, entries_of
+from phalanx.statistics import OpStatistics
 from phalanx.transports import threads
 from phalanx.transports.base import Pending, Transport
 from phalanx.transports.hooks import observer
@@ -55,6 +56,9 @@ class Group:
     @property
     def seq(self) -> int:
         return self._transport.seq
+
+    def statistics(self) -> dict[str, OpStatistics]:
+        return self._transport.statistics()
 
     def run(self, call: Call, timeout: float | None = None) -> None:
         """Carries out one call and returns when this rank's side is done."""

@@ -9,6 +9,7 @@ import torch
 from torch.futures import Future
 
 from phalanx.errors import CallTimeout
+from phalanx.statistics import OpStatistics
 from phalanx.transports.refusals import Refusal
 from phalanx.types import Call
 
@@ -99,6 +100,9 @@ class Transport(Protocol):
 
     def close(self, exiting: bool = False) -> None:
         """Leaves the group: peers that wait for a further call of this rank are told. Idempotent."""
+
+    def statistics(self) -> dict[str, OpStatistics]:
+        """What the calls of this rank have taken, by op. Takes no lock. Empty in a forked child."""
 
     @property
     def check(self) -> int:

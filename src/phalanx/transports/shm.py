@@ -15,6 +15,7 @@ import torch
 
 from phalanx import _native
 from phalanx.errors import PhalanxError
+from phalanx.statistics import OpStatistics
 from phalanx.transports import failures, identities, limits
 from phalanx.transports.copying import Copying
 from phalanx.transports.leaving import leaving
@@ -50,7 +51,18 @@ _FINISHED = _native.FINISHED
 class ShmTransport:
     """One rank's end of a segment. The native group is thread-safe and keeps calls in order."""
 
-    __slots__ = ("__weakref__", "_copying", "_group", "_info", "_left_at", "began_ns", "check", "folder", "identities")
+    __slots__ = (
+        "__weakref__",
+        "_copying",
+        "_group",
+        "_info",
+        "_left_at",
+        "_statistics",
+        "began_ns",
+        "check",
+        "folder",
+        "identities",
+    )
 
     def __init__(
         self,
@@ -69,6 +81,8 @@ class ShmTransport:
         self.check = group.check
         self._info = info
         self._left_at = 0
+        # Kept when the group is left.
+        self._statistics = group.statistics
         self._copying = Copying()
 
     @property
@@ -80,6 +94,9 @@ class ShmTransport:
     def seq(self) -> int:
         group = self._group
         return self._left_at if group is None else group.seq
+
+    def statistics(self) -> dict[str, OpStatistics]:
+        return {_native.OPS[op]: OpStatistics(*sums) for op, *sums in self._statistics.read()}
 
     def abort(self, reason: str) -> None:
         group = self._group
