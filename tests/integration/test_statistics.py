@@ -90,7 +90,12 @@ OPS: dict[str, tuple[str, Callable[[int, bool], Any], int, int]] = {
         36,
         36,
     ),
-    "all_to_all": ("all_to_all", lambda rank, later: dist.all_to_all(_ones(RANKS), _ones(RANKS), async_op=later), 36, 36),
+    "all_to_all": (
+        "all_to_all",
+        lambda rank, later: dist.all_to_all(_ones(RANKS), _ones(RANKS), async_op=later),
+        36,
+        36,
+    ),
     # The first rank gives all and gets one third.
     "all_to_all, uneven": (
         "all_to_all",

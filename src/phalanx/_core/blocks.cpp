@@ -39,12 +39,6 @@ std::uint64_t Blocks::largest() const noexcept {
   return largest;
 }
 
-std::uint64_t Blocks::total() const noexcept {
-  std::uint64_t total = 0;
-  for (const std::uint64_t size : sizes_) total += size;
-  return total;
-}
-
 void Blocks::read(std::size_t block, std::uint64_t offset, std::uint64_t size, std::byte* to) const {
   for_runs(block, offset, size, [&](const std::byte* data, std::uint64_t run, std::uint64_t done) {
     if (to + done != data) std::memcpy(to + done, data, run);

@@ -58,10 +58,10 @@ void CallQueue::end_current(Result result) {
 }
 
 void CallQueue::end(CallTicket& ticket, Result result) {
-  const auto now = Clock::now();
-  const Request& request = ticket.request;
   count_end();
   member_->blame(ticket, result);
+  const auto now = Clock::now();
+  const Request& request = ticket.request;
   member_->statistics->add(request.op, ticket.cost(result, std::max(request.in.total(), request.out.total()), now));
   ticket.end(result, now);
 }

@@ -40,7 +40,7 @@ void Lane::stop_watching() {
 Result Lane::wait(const Ticket& ticket, Clock::time_point until) {
   bool goes_on = true;
   while (goes_on && ticket.pending()) {
-    if (!acquire(std::min(until, Clock::now() + kBetweenLooks))) {
+    if (!try_acquire() && !acquire(std::min(until, Clock::now() + kBetweenLooks))) {
       goes_on = Clock::now() < until;
       continue;
     }

@@ -96,7 +96,8 @@ class ShmTransport:
         return self._left_at if group is None else group.seq
 
     def statistics(self) -> dict[str, OpStatistics]:
-        return {_native.OPS[op]: OpStatistics(*sums) for op, *sums in self._statistics.read()}
+        sums = self._statistics.read()
+        return {_native.OPS[op]: OpStatistics(calls, size, waiting, moving) for op, calls, size, waiting, moving in sums}
 
     def abort(self, reason: str) -> None:
         group = self._group
