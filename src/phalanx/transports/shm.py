@@ -97,7 +97,7 @@ class ShmTransport:
 
     def statistics(self) -> dict[str, OpStatistics]:
         sums = self._statistics.read()
-        return {_native.OPS[op]: OpStatistics(calls, size, waiting, moving) for op, calls, size, waiting, moving in sums}
+        return {_native.OPS[op]: OpStatistics(calls, size, *seconds) for op, calls, size, *seconds in sums}
 
     def abort(self, reason: str) -> None:
         group = self._group
