@@ -42,8 +42,9 @@ bool CallQueue::begin_next(Clock::time_point now, bool only_short) {
     member_->lines.give_up(GaveUp::calls);
     end_current(Result::was_broken);
   } else {
-    // A call that nothing was in the way of began when it was made.
-    current_->began = current_->began_when_made ? current_->made : std::max(current_->made, now);
+    // A call that nothing was in the way of began when it was made. Times of calls never overlap, although the one
+    // before may have ended between a look at the clock and this.
+    current_->began = std::max(current_->made, current_->began_when_made ? ended_at_ : std::max(now, ended_at_));
     current_->entry.start(current_->began);
     call_.start(current_->request, current_->began);
   }
@@ -60,10 +61,11 @@ void CallQueue::end_current(Result result) {
 void CallQueue::end(CallTicket& ticket, Result result) {
   count_end();
   member_->blame(ticket, result);
-  const auto now = Clock::now();
+  ended_at_ = Clock::now();
   const Request& request = ticket.request;
-  member_->statistics->add(request.op, ticket.cost(result, std::max(request.in.total(), request.out.total()), now));
-  ticket.end(result, now);
+  const std::uint64_t bytes = std::max(request.in.total(), request.out.total());
+  member_->statistics->add(request.op, ticket.cost(result, bytes, ended_at_));
+  ticket.end(result, ended_at_);
 }
 
 void CallQueue::end_queue(Result result, const CallTicket* late) {

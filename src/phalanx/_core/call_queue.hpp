@@ -63,6 +63,7 @@ class CallQueue : public Lane {
   History history_;
   Call call_;
   std::shared_ptr<CallTicket> current_;  // the one that call_ carries out
+  Clock::time_point ended_at_{};         // when the one before ended
   // What current_ was blocked on last, for threads that do not hold the lane.
   std::atomic<PackedCondition> blocked_on_{kNoCondition};
 
