@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from phalanx.group.making import new_group
     from phalanx.group.process_group import ProcessGroup
     from phalanx.group.scope import current_process_group, process_group
+    from phalanx.statistics import OpStatistics
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,7 @@ __all__ = [
     "GroupError",
     "InvalidCall",
     "Mismatch",
+    "OpStatistics",
     "PeerLost",
     "PhalanxError",
     "ProcessGroup",
@@ -87,6 +89,10 @@ def __getattr__(name: str) -> Any:
         from phalanx.debug.dumping import dump
 
         return dump
+    if name == "OpStatistics":
+        from phalanx.statistics import OpStatistics
+
+        return OpStatistics
     if name in __all__:
         import phalanx.errors
 

@@ -90,7 +90,8 @@ std::shared_ptr<MessageTicket> start_message(Group& group, std::chrono::nanoseco
   ticket->origin = {&place_of(group.rank())};
   const Result refused = refusal(group);
   if (refused == Result::was_broken) group.messages().give_up_if_idle();
-  ticket->deadline = Clock::now() + timeout;
+  ticket->made = Clock::now();
+  ticket->deadline = ticket->made + timeout;
   refused == Result::finished ? group.messages().submit(ticket) : ticket->end(refused);
   return ticket;
 }

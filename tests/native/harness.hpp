@@ -96,7 +96,8 @@ std::shared_ptr<CallTicket> start_call(Group& group, std::chrono::nanoseconds ti
   ticket->request.origin = {&place_of(group.rank())};
   const Result refused = refusal(group);
   if (refused == Result::was_broken) group.calls().give_up_if_idle();
-  ticket->deadline = Clock::now() + timeout;
+  ticket->made = Clock::now();
+  ticket->deadline = ticket->made + timeout;
   refused == Result::finished ? group.calls().submit(ticket, handing) : ticket->end(refused);
   return ticket;
 }
@@ -186,6 +187,7 @@ void run_message_cases(Tally& tally, int size, std::uint64_t seed);          // 
 void run_failure_cases(Tally& tally, int size, std::uint64_t seed);          // failures.cpp
 void run_pending_failure_cases(Tally& tally, int size, std::uint64_t seed);  // pending_failures.cpp
 void run_refusal_cases(Tally& tally, int size, std::uint64_t seed);          // refusals.cpp
+void run_statistics_cases(Tally& tally, int size, std::uint64_t seed);       // statistics.cpp
 void run_handing_over_cases(Tally& tally, std::uint64_t seed);               // handing_over.cpp
 void run_black_box_cases(Tally& tally, std::uint64_t seed);                  // black_box.cpp
 

@@ -11,7 +11,7 @@ ROOT = Path(phalanx.__file__).parent
 
 # From the bottom up: a module may import from its own layer and from those before it.
 LAYERS = [
-    {"children", "durations", "errors", "log", "memory", "printable", "types"},
+    {"children", "durations", "errors", "log", "memory", "printable", "statistics", "types"},
     {"_core_ext", "_native"},
     {"transports"},
     {"collectives"},

@@ -8,12 +8,6 @@ namespace phalanx {
 
 namespace {
 
-std::uint64_t bytes_of(const Blocks& blocks) {
-  std::uint64_t bytes = 0;
-  for (std::size_t block = 0; block < blocks.num(); ++block) bytes += blocks.size(block);
-  return bytes;
-}
-
 // What all kinds of calls have in common.
 BoxCall record_of(const Group& group, Op op, const Origin& origin, const Shape& shape, double timeout,
                   Clock::time_point made) {
@@ -49,8 +43,8 @@ void describe(Group& group, CallTicket& ticket, nb::handle sizes, double timeout
   call.dtype = static_cast<int>(request.dtype);
   call.peer = request.root;
   call.count = request.count;
-  call.bytes_in = bytes_of(request.in);
-  call.bytes_out = bytes_of(request.out);
+  call.bytes_in = request.in.total();
+  call.bytes_out = request.out.total();
   ticket.entry = box->begin(call);
 }
 

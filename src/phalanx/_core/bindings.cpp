@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -86,6 +87,23 @@ void reduce_buffers(int dtype, int op, std::uint64_t dst, const Addresses& srcs,
 struct MappedSegment {
   std::shared_ptr<Segment> segment;
 };
+
+// Likewise.
+struct HeldStatistics {
+  std::shared_ptr<const Statistics> statistics;
+};
+
+// Of each op that was called: its number, calls, bytes, seconds waiting and seconds moving.
+nb::list sums_of(const HeldStatistics& held) {
+  const auto seconds = [](std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); };
+  nb::list sums;
+  for (std::size_t op = 0; op < Statistics::kOps && !held.statistics->forked(); ++op) {
+    const Statistics::Sum sum = held.statistics->of(static_cast<Op>(op));
+    if (sum.calls == 0) continue;
+    sums.append(nb::make_tuple(op, sum.calls, sum.bytes, seconds(sum.waiting), seconds(sum.moving)));
+  }
+  return sums;
+}
 
 // An OSError, whose number tells which limit was hit, and a RuntimeError, like all other errors of the core.
 void translate(const std::exception_ptr& caught, void* system_error) {
@@ -167,6 +185,8 @@ NB_MODULE(_core_ext, m) {
                    })
       .def_prop_ro("status", &Peer::status);
 
+  nb::class_<HeldStatistics>(m, "Statistics").def("read", &sums_of);
+
   auto group = nb::class_<Group>(m, "Group");
   group
       .def("__init__",
@@ -187,6 +207,7 @@ NB_MODULE(_core_ext, m) {
       .def("say_last_words", &Group::say_last_words)
       .def("last_words", &Group::last_words)
       .def("failure", &failure_of)
+      .def_prop_ro("statistics", [](const Group& self) { return HeldStatistics{self.member().statistics}; })
       .def_prop_ro("forked", &Group::forked)
       .def_prop_ro("broken", &Group::broken)
       .def_prop_ro("seq", &Group::seq);

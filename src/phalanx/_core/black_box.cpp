@@ -98,14 +98,13 @@ void BoxEntry::blame(const Failure& failure) const noexcept {
   release();
 }
 
-void BoxEntry::end(bool well) const noexcept {
-  const std::int64_t now = header_ != nullptr ? nanoseconds(Clock::now()) : 0;
+void BoxEntry::end(bool well, Clock::time_point time) const noexcept {
   if (!claim()) {
     // The call that took the place counted this one.
     if (header_ != nullptr) header_->num_hidden.fetch_sub(1, std::memory_order_relaxed);
     return;
   }
-  record_->ended.store(now, std::memory_order_relaxed);
+  record_->ended.store(nanoseconds(time), std::memory_order_relaxed);
   record_->state.store(static_cast<std::uint32_t>(well ? CallState::completed : CallState::failed),
                        std::memory_order_release);
   release();

@@ -147,7 +147,7 @@ class BoxEntry {
   void start(Clock::time_point time) const noexcept;
   // Why the call is about to fail.
   void blame(const Failure& failure) const noexcept;
-  void end(bool well) const noexcept;
+  void end(bool well, Clock::time_point time = Clock::now()) const noexcept;
 
   // Whether the record is still this call's. Then it stays so until `release`, and may be written.
   //

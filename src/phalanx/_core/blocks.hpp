@@ -26,6 +26,11 @@ class Blocks {
   bool empty() const noexcept { return sizes_.empty(); }
   std::uint64_t size(std::size_t block) const noexcept { return sizes_[block]; }
   std::uint64_t largest() const noexcept;
+  std::uint64_t total() const noexcept {
+    std::uint64_t total = 0;
+    for (const std::uint64_t size : sizes_) total += size;
+    return total;
+  }
 
   // Calls fn(std::byte* data, std::uint64_t size, std::uint64_t done) for each contiguous run of [offset, offset+size),
   // `done` being the bytes of the runs before.

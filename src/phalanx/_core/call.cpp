@@ -74,7 +74,7 @@ std::uint64_t hash_of(const Blocks& blocks) noexcept {
 
 }  // namespace
 
-void Call::start(Request& request) {
+void Call::start(Request& request, Clock::time_point now) {
   request_ = &request;
   algorithm_ = &algorithm_of(request.op);
   seq_ = ++history_.seq;
@@ -83,7 +83,8 @@ void Call::start(Request& request) {
   if (tuning().check == Check::full) {
     history_.chain = mix(mix(history_.chain, request.shape.hash), history_.result);
   }
-  posted_ = met_ = failed_ = false;
+  posted_ = met_ = failed_ = awaits_ = all_came_ = false;
+  met_at_ = now;
   agreed_ = !request.is_waited_for || tuning().check != Check::full;
   staged_ = combined_ = done_ = 0;
   ticks = 1;
@@ -105,7 +106,20 @@ bool Call::reached(Peers peers, Counter counter, std::uint64_t value) {
   return lines_.reached(blocked_on_);
 }
 
-Advance Call::advance() {
+Advance Call::advance(Clock::time_point now) {
+  // Those whom it waited for may have come; if they have not, it will be blocked again.
+  if (awaits_) met_at_ = now;
+  const Advance outcome = go_on();
+  awaits_ = outcome == Advance::blocked && awaits_peers();
+  return outcome;
+}
+
+bool Call::awaits_peers() noexcept {
+  if (!all_came_) all_came_ = lines_.reached({Counter::staged, kEveryPeer, first_tick_ + 1});
+  return !all_came_ && !lines_.reached({Counter::staged, blocked_on_.peer, first_tick_ + 1});
+}
+
+Advance Call::go_on() {
   if (size() == 1) {
     algorithm_->solo(*this);
     return Advance::finished;

@@ -77,9 +77,12 @@ class Call {
   Call(const Segment& segment, Lines& lines, History& history) : segment_(segment), lines_(lines), history_(history) {}
 
   // Takes the next seq and plans the call. `request` must outlive it.
-  void start(Request& request);
-  // Goes on without ever waiting.
-  Advance advance();
+  void start(Request& request, Clock::time_point now);
+  // Goes on without ever waiting. `now` is a time just before.
+  Advance advance(Clock::time_point now);
+  // When the last peer came that this rank had to wait for; when it started where it had to wait for none. The epoch:
+  // it waits for one that has not come.
+  Clock::time_point met_at() const noexcept { return awaits_ ? Clock::time_point() : met_at_; }
   const Condition& blocked_on() const noexcept { return blocked_on_; }
   // Where peers let this rank wait: those who have come may disagree already. False: they do, and the call has failed.
   bool compare_with_those_who_came() noexcept;
@@ -126,6 +129,9 @@ class Call {
   void describe() noexcept;
   std::uint64_t result_hash() const noexcept;
   bool step();
+  Advance go_on();
+  // Whether the call is blocked on a peer that has not made it.
+  bool awaits_peers() noexcept;
   bool reached(Peers peers, Counter counter, std::uint64_t value);
   Condition condition(Peers peers, Counter counter, std::uint64_t value) const noexcept;
 
@@ -140,6 +146,9 @@ class Call {
   bool met_ = false;
   bool agreed_ = false;
   bool failed_ = false;
+  bool awaits_ = false;
+  bool all_came_ = false;
+  Clock::time_point met_at_{};
   // Ticks of this call that are behind this rank.
   std::uint64_t staged_ = 0;
   std::uint64_t combined_ = 0;

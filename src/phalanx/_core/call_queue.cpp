@@ -29,7 +29,7 @@ void CallQueue::submit(std::shared_ptr<CallTicket> ticket, Handing handing) {
   if (member_->has_left()) sweep();
 }
 
-bool CallQueue::begin_next(bool only_short) {
+bool CallQueue::begin_next(Clock::time_point now, bool only_short) {
   {
     const std::lock_guard lock(mutex_);
     if (queue_.empty() || (only_short && !queue_.front()->is_short)) return false;
@@ -42,9 +42,11 @@ bool CallQueue::begin_next(bool only_short) {
     member_->lines.give_up(GaveUp::calls);
     end_current(Result::was_broken);
   } else {
-    // A call that nothing was in the way of began when it was made: one look at the clock less.
-    current_->entry.start(current_->began_when_made ? current_->made : Clock::now());
-    call_.start(current_->request);
+    // A call that nothing was in the way of began when it was made. Times of calls never overlap, although the one
+    // before may have ended between a look at the clock and this.
+    current_->began = std::max(current_->made, current_->began_when_made ? ended_at_ : std::max(now, ended_at_));
+    current_->entry.start(current_->began);
+    call_.start(current_->request, current_->began);
   }
   return true;
 }
@@ -52,9 +54,18 @@ bool CallQueue::begin_next(bool only_short) {
 void CallQueue::end_current(Result result) {
   const std::shared_ptr<CallTicket> ended = std::exchange(current_, nullptr);
   blocked_on_.store(kNoCondition, std::memory_order_relaxed);
+  ended->met = call_.met_at();
+  end(*ended, result);
+}
+
+void CallQueue::end(CallTicket& ticket, Result result) {
   count_end();
-  member_->blame(*ended, result);
-  ended->end(result);
+  member_->blame(ticket, result);
+  ended_at_ = Clock::now();
+  const Request& request = ticket.request;
+  const std::uint64_t bytes = std::max(request.in.total(), request.out.total());
+  member_->statistics->add(request.op, ticket.cost(result, bytes, ended_at_));
+  ticket.end(result, ended_at_);
 }
 
 void CallQueue::end_queue(Result result, const CallTicket* late) {
@@ -63,20 +74,16 @@ void CallQueue::end_queue(Result result, const CallTicket* late) {
     const std::lock_guard lock(mutex_);
     queue.swap(queue_);
   }
-  for (const auto& ticket : queue) {
-    count_end();
-    member_->blame(*ticket, result);
-    ticket->end(ticket.get() == late ? Result::failed : result);
-  }
+  for (const auto& ticket : queue) end(*ticket, ticket.get() == late ? Result::failed : result);
 }
 
 // One call at most comes to its end, so that whoever waits for it can look.
-bool CallQueue::go_on(bool briefly) {
-  if (!current_ && !begin_next(briefly)) return false;
+bool CallQueue::go_on(Clock::time_point now, bool briefly) {
+  if (!current_ && !begin_next(now, briefly)) return false;
   if (!current_) return true;
   if (briefly && !current_->is_short) return false;
   const FloatMode::Scope scope(current_->float_mode);
-  switch (call_.advance()) {
+  switch (call_.advance(now)) {
     case Advance::finished:
       end_current(Result::finished);
       return true;

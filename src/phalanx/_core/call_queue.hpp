@@ -32,9 +32,9 @@ class CallQueue : public Lane {
   std::uint64_t seq() const noexcept { return seq_.load(std::memory_order_relaxed); }
 
  protected:
-  bool advance() override { return go_on(false); }
+  bool advance(Clock::time_point now) override { return go_on(now, false); }
   // At most one short call that is at the head of the queue.
-  bool advance_briefly() override { return go_on(true); }
+  bool advance_briefly(Clock::time_point now) override { return go_on(now, true); }
   void check() override;
   // A call that has not begun waits for those whom the one before it waits for.
   std::vector<int> missing(const Ticket&) const override;
@@ -49,9 +49,10 @@ class CallQueue : public Lane {
   void wake_holder() noexcept override {}
 
  private:
-  bool go_on(bool briefly);
-  bool begin_next(bool only_short);
+  bool go_on(Clock::time_point now, bool briefly);
+  bool begin_next(Clock::time_point now, bool only_short);
   void end_current(Result result);
+  void end(CallTicket& ticket, Result result);
   void end_queue(Result result, const CallTicket* late = nullptr);
   // Ends all: the current call, or the one that is late, as failed, the others as broken by it.
   void fail(const CallTicket* late = nullptr);
@@ -62,6 +63,7 @@ class CallQueue : public Lane {
   History history_;
   Call call_;
   std::shared_ptr<CallTicket> current_;  // the one that call_ carries out
+  Clock::time_point ended_at_{};         // when the one before ended
   // What current_ was blocked on last, for threads that do not hold the lane.
   std::atomic<PackedCondition> blocked_on_{kNoCondition};
 

@@ -40,18 +40,19 @@ void Lane::stop_watching() {
 Result Lane::wait(const Ticket& ticket, Clock::time_point until) {
   bool goes_on = true;
   while (goes_on && ticket.pending()) {
-    if (!acquire(std::min(until, Clock::now() + kBetweenLooks))) {
+    if (!try_acquire() && !acquire(std::min(until, Clock::now() + kBetweenLooks))) {
       goes_on = Clock::now() < until;
       continue;
     }
     stop_watching();
     const std::uint64_t num_ended = num_ended_.load(std::memory_order_relaxed);
-    auto next_check = Clock::now() + kLongestSleep;
+    auto now = Clock::now();
+    auto next_check = now + kLongestSleep;
     while (goes_on && ticket.pending()) {
       // Somebody else who waits for the lane may have what he waits for.
       if (num_ended_.load(std::memory_order_relaxed) != num_ended && wanted()) break;
-      const News news = advance() ? News::some : wait_for_news(until);
-      const auto now = Clock::now();
+      const News news = advance(now) ? News::some : wait_for_news(until);
+      now = Clock::now();
       // However much there is to do for others: this ticket's peers may be gone, or its time be up.
       if (news != News::some || now >= next_check) {
         check();
@@ -73,7 +74,10 @@ void Lane::hand_over(const Ticket& ticket, bool at_once) {
   bool stays_watched = false;
   if (at_once && try_acquire()) {
     int tries = 0;
-    while (tries < kTriesAtOnce && ticket.pending() && advance_briefly()) ++tries;
+    // Made just before: one look at the clock less.
+    while (tries < kTriesAtOnce && ticket.pending() && advance_briefly(tries == 0 ? ticket.made : Clock::now())) {
+      ++tries;
+    }
     stays_watched = tries < kTriesAtOnce && watched_.load(std::memory_order_relaxed) && arm_again();
     if (!stays_watched) stop_watching();
     free_.unlock();
@@ -92,9 +96,11 @@ Lane::Tended Lane::tend(bool urgent, std::vector<Bell>& bells) {
   if (!urgent && num_ended != std::exchange(num_ended_seen_, num_ended)) return Tended::alone;
   if (wanted() || !try_acquire()) return Tended::done;
   disarm();
-  bool more = advance();
+  bool more = advance(Clock::now());
   // With many calls in the lane, on all ranks, to sleep for each of them would cost most of the time.
-  if (!more && pending_.load(std::memory_order_relaxed) >= kManyPending && linger()) more = advance();
+  if (!more && pending_.load(std::memory_order_relaxed) >= kManyPending && linger()) {
+    more = advance(Clock::now());
+  }
   if (!more) {
     check();
     if (!idle()) {
@@ -114,7 +120,7 @@ Lane::Rest Lane::drain(Clock::time_point until) {
   bool ended = false;
   for (bool goes_on = true; goes_on && !idle() && acquire(until); goes_on = Clock::now() < until) {
     stop_watching();
-    const News news = advance() ? News::some : wait_for_news(until);
+    const News news = advance(Clock::now()) ? News::some : wait_for_news(until);
     if (news != News::some) check();
     everybody = !idle() && everybody_came();
     const std::uint64_t num_ended = num_ended_.load(std::memory_order_relaxed);

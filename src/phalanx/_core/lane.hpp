@@ -52,10 +52,11 @@ class Lane {
  protected:
   // All with the lane held.
   //
-  // Does what can be done without waiting; true when it did something and may have more to do at once.
-  virtual bool advance() = 0;
+  // Does what can be done without waiting; true when it did something and may have more to do at once. `now` is a time
+  // just before: what peers did is known to have happened by then.
+  virtual bool advance(Clock::time_point now) = 0;
   // The same for a thread that hands over a call: leaves out the steps of calls that take long.
-  virtual bool advance_briefly() = 0;
+  virtual bool advance_briefly(Clock::time_point now) = 0;
   // Ends the calls that can't be carried out any more, once advance() has nothing to do.
   virtual void check() = 0;
   // Whether all who take part in a call of the lane, the next one if they have an order, have made it.

@@ -9,6 +9,7 @@
 
 #include "black_box.hpp"
 #include "refusal_notes.hpp"
+#include "statistics.hpp"
 #include "waiting.hpp"
 
 namespace phalanx {
@@ -47,6 +48,8 @@ struct Member {
   const std::shared_ptr<Segment> segment;
   Lines lines;
   RefusalNotes refusals;
+  // Outlives the group: it can be read when the group was left.
+  const std::shared_ptr<Statistics> statistics = std::make_shared<Statistics>();
   std::atomic<bool> left{false};
   // Where calls are recorded, and this group's name there. Set before the first call; later, when the group is renamed,
   // to the same box, into which entries of calls under way point. With the GIL held.

@@ -35,6 +35,7 @@ void Messages::submit(TicketPtr ticket) {
     const std::uint64_t seq = ++numbers[mine->peer == kAnySource ? numbers.size() - 1 : at(mine->peer)];
     ticket->seq.store(seq, std::memory_order_relaxed);
     ticket->entry.number(seq);
+    ticket->began = ticket->made;
     ticket->entry.start(ticket->made);
     count_begin();
     submitted_.push_back(std::move(ticket));
@@ -52,13 +53,16 @@ void Messages::give_up_if_idle() noexcept {
 }
 
 void Messages::end(const TicketPtr& ticket, Result result) {
+  const auto now = Clock::now();
   count_end();
   member_->blame(*ticket, result);
-  ticket->end(result);
+  member_->statistics->add(ticket->sends ? Op::send : Op::recv, ticket->cost(result, ticket->data.size, now));
+  ticket->end(result, now);
   give_up_if_idle();
 }
 
-bool Messages::go_on(int most_chunks) {
+bool Messages::go_on(Clock::time_point now, int most_chunks) {
+  now_ = now;
   if (any_submitted_.load(std::memory_order_acquire)) take_submitted();
   bool did = false;
   for (int peer = 0; peer < member_->size(); ++peer) {
@@ -128,6 +132,7 @@ Messages::TicketPtr Messages::find_posted(int from, std::uint32_t tag) {
 // The message and its receive have found each other.
 void Messages::accept(int from, std::uint64_t number, const Envelope& envelope, const TicketPtr& ticket) {
   ticket->source.store(from, std::memory_order_relaxed);
+  ticket->met = now_;
   if (ticket->peer == kAnySource) first_source_ = (from + 1) % member_->size();
   if (envelope.dtype != static_cast<std::uint8_t>(ticket->dtype) || envelope.layout != ticket->layout ||
       envelope.count != ticket->count || envelope.bytes != ticket->data.size) {
@@ -185,7 +190,11 @@ bool Messages::announce(int peer, Outgoing& out, ChannelLines& lines) {
   if (!is_short) out.offered.emplace(out.announced, ticket);
   lines.sender.announced.store(++out.announced, std::memory_order_seq_cst);
   ring_peer(peer);
-  if (is_short) end(ticket, Result::finished);
+  if (is_short) {
+    // The receiver need not have come.
+    ticket->met = now_;
+    end(ticket, Result::finished);
+  }
   return true;
 }
 
@@ -197,6 +206,7 @@ bool Messages::send_to(int peer, int most_chunks) {
   for (const std::uint64_t granted = lines.receiver.granted.load(std::memory_order_seq_cst); out.grants < granted;
        ++out.grants) {
     const auto offer = out.offered.find(lines.receiver.grants[out.grants % kGrants]);
+    offer->second->met = now_;
     out.streams.push_back({std::move(offer->second)});
     out.offered.erase(offer);
     did = true;
@@ -326,7 +336,7 @@ Lane::News Messages::wait_for_news(Clock::time_point until) {
   const auto now = Clock::now();
   if (bell && now < until) woken = futex_wait(*bell, std::min<std::chrono::nanoseconds>(until - now, kLongestSleep));
   disarm();
-  if (!bell || advance()) return News::some;
+  if (!bell || advance(Clock::now())) return News::some;
   return woken ? News::none : News::interrupted;
 }
 
@@ -334,7 +344,7 @@ std::optional<Bell> Messages::arm() {
   MessageLine& line = segment_.message_line(rank_);
   line.sleeps.store(1, std::memory_order_seq_cst);
   const Bell bell{&line.bell, line.bell.load(std::memory_order_seq_cst)};
-  if (advance()) return std::nullopt;
+  if (advance(Clock::now())) return std::nullopt;
   return bell;
 }
 
@@ -426,7 +436,7 @@ void Messages::check() {
   }
   if (!gone.empty()) {
     // Now that it is known that they do no more: what they did before may be enough.
-    if (advance()) return;
+    if (advance(Clock::now())) return;
     for (const int peer : gone) {
       if (!out_[at(peer)].empty() || !in_[at(peer)].empty()) fail_with(peer);
     }

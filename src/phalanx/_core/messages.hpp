@@ -32,9 +32,9 @@ class Messages : public Lane {
   void give_up_if_idle() noexcept;
 
  protected:
-  bool advance() override { return go_on(kChunksAtOnce); }
+  bool advance(Clock::time_point now) override { return go_on(now, kChunksAtOnce); }
   // Moves no chunks of long messages.
-  bool advance_briefly() override { return go_on(0); }
+  bool advance_briefly(Clock::time_point now) override { return go_on(now, 0); }
   void check() override;
   std::vector<int> missing(const Ticket& ticket) const override {
     return peers_of(static_cast<const MessageTicket&>(ticket));
@@ -85,7 +85,7 @@ class Messages : public Lane {
 
   // Chunks that a channel moves before others get their turn.
   static constexpr int kChunksAtOnce = 8;
-  bool go_on(int most_chunks);
+  bool go_on(Clock::time_point now, int most_chunks);
   void take_submitted();
   bool find_arrived(const TicketPtr& ticket);
   TicketPtr find_posted(int from, std::uint32_t tag);
@@ -121,6 +121,7 @@ class Messages : public Lane {
   std::vector<Incoming> in_;
   std::list<TicketPtr> posted_;  // receives without a message, in the order in which they were made
   std::uint64_t num_posted_any_ = 0;
+  Clock::time_point now_{};                               // just before what is done now
   int first_source_ = 0;                                  // where the search for a message from anybody begins
   Clock::time_point soonest_ = Clock::time_point::max();  // no deadline comes before
 

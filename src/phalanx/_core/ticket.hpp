@@ -1,6 +1,7 @@
 // One call that has been handed over, from then until it has ended: what whoever waits for it holds in hand.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -8,6 +9,7 @@
 #include "call.hpp"
 #include "completions.hpp"
 #include "float_mode.hpp"
+#include "statistics.hpp"
 
 namespace phalanx {
 
@@ -41,10 +43,23 @@ class Ticket {
     return token_.compare_exchange_strong(nobody, token, std::memory_order_acq_rel);
   }
 
+  // What a call that ends now adds to the statistics.
+  Statistics::Sum cost(Result result, std::uint64_t bytes, Clock::time_point now) const noexcept {
+    constexpr Clock::time_point kNotYet{};
+    Statistics::Sum sum{1, result == Result::finished ? bytes : 0};
+    if (began == kNotYet) return sum;
+    // Threads look at the clock before they take the lane: times of two of them may be out of order.
+    const Clock::time_point end = std::max(began, now);
+    const Clock::time_point met_at = met == kNotYet ? end : std::clamp(met, began, end);
+    sum.waiting = met_at - began;
+    sum.moving = end - met_at;
+    return sum;
+  }
+
   // By whoever holds the lane.
-  void end(Result result) noexcept {
+  void end(Result result, Clock::time_point now = Clock::now()) noexcept {
     // First: whoever sees the result may use the ticket again.
-    entry.end(result == Result::finished);
+    entry.end(result == Result::finished, now);
     result_.store(result, std::memory_order_release);
     const std::uint64_t token = token_.exchange(kEnded, std::memory_order_acq_rel);
     if (token != kNobody) completions().push(token);
@@ -54,6 +69,10 @@ class Ticket {
   Clock::time_point deadline = Clock::time_point::max();
   std::atomic<std::uint64_t> seq{0};  // 0 until it is known
   std::atomic<int> source{-1};        // of a message that was received
+  // For the statistics, by whoever holds the lane: when the call began, and when the last peer that it needs came. The
+  // epoch: not yet.
+  Clock::time_point began{};
+  Clock::time_point met{};
   BoxEntry entry;
   bool asked = false;  // whoever is missing was asked where it is; by whoever holds the lane
 
@@ -63,6 +82,7 @@ class Ticket {
     result_.store(Result::pending, std::memory_order_relaxed);
     token_.store(kNobody, std::memory_order_relaxed);
     seq.store(0, std::memory_order_relaxed);
+    began = met = Clock::time_point();
     entry = BoxEntry();
     asked = false;
   }

@@ -12,6 +12,7 @@ from phalanx.collectives import all_reduce, texts
 from phalanx.errors import InvalidCall, Mismatch
 from phalanx.group import endings
 from phalanx.group.sparse import all_reduce_sparse, entries_of
+from phalanx.statistics import OpStatistics
 from phalanx.transports import splitting, threads
 from phalanx.transports.base import Pending, Transport
 from phalanx.transports.hooks import observer
@@ -60,6 +61,9 @@ class Group:
         info, transport = self.info, self._transport
         who = f"{info.name!r} rank {info.rank} of {info.size}"
         return f"{who}, {transport.kind}, seq {transport.seq}, {transport.state}"
+
+    def statistics(self) -> dict[str, OpStatistics]:
+        return self._transport.statistics()
 
     def run(self, call: Call, timeout: float | None = None) -> None:
         """Carries out one call and returns when this rank's side is done."""

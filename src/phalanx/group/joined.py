@@ -19,6 +19,7 @@ from phalanx.group import names
 from phalanx.group.group import Group
 from phalanx.group.timeouts import DEFAULT_TIMEOUT, check_timeout, seconds_to_join
 from phalanx.group.torch_compat import GroupName, not_traced
+from phalanx.statistics import OpStatistics
 from phalanx.transports.identities import Identity
 from phalanx.transports.rendezvous import Known
 from phalanx.types import GroupInfo, Store
@@ -231,6 +232,13 @@ class JoinedGroup(TorchProcessGroup):
 
     def _get_sequence_number_for_group(self) -> int:
         return self._group.seq
+
+    def statistics(self) -> dict[str, OpStatistics]:
+        """What this rank's calls in the group have taken so far, by op; only ops that it has called.
+
+        Cheap, from any thread, also after `shutdown()`. Empty in a forked child.
+        """
+        return self._group.statistics()
 
     def abort(self) -> None:
         """Ends all calls of the group, on every rank, with Aborted."""

@@ -9,6 +9,7 @@ import torch
 from torch.futures import Future
 
 from phalanx.errors import CallTimeout
+from phalanx.statistics import OpStatistics
 from phalanx.transports.refusals import Refusal
 from phalanx.types import Call
 
@@ -106,6 +107,9 @@ class Transport(Protocol):
     @property
     def state(self) -> str:
         """Whether the group can be used, in a few words. Never waits."""
+
+    def statistics(self) -> dict[str, OpStatistics]:
+        """What the calls of this rank have taken, by op. Takes no lock. Empty in a forked child."""
 
     @property
     def check(self) -> int:

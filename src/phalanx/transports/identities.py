@@ -15,6 +15,7 @@ A replacement may have been started under the same rank. So a death counts only
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -35,13 +36,12 @@ _lock = threading.RLock()
 _last_met: dict[tuple[str, int], Identity] = {}
 
 
-def _renew_lock() -> None:
-    """A thread of the parent may hold it."""
+def _begin_anew() -> None:
+    """In a forked child, where a thread of the parent may hold the lock."""
     global _lock
     _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+    # A child of another namespace may have the number of its parent.
+    _namespace_of.cache_clear()
 
 
 def own_identity() -> Identity:
@@ -50,11 +50,20 @@ def own_identity() -> Identity:
 
 def process_namespace() -> str:
     """Equal in processes that know each other by the same numbers."""
+    return _namespace_of(os.getpid())
+
+
+@functools.cache
+def _namespace_of(process: int) -> str:
+    """Of this process, which keeps it; a forked child may have another."""
     try:
         # The first namespace has the same name on every host.
         return os.readlink("/proc/self/ns/pid") + Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return socket.gethostname()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def meet(numbering: str, members: Sequence[int], identities: Sequence[Identity]) -> None:

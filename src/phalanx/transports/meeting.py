@@ -198,6 +198,9 @@ class Meeting:
             self._disagreeing[seq] = sender, receiver
             self._disagree(seq, (0, sent, 0, expected, sender))
             return
+        now = self.scheduler.now()
+        for ticket in tickets.values():
+            ticket.met = now
         try:
             carry_out(calls)
         except Exception as error:
@@ -227,6 +230,8 @@ class Meeting:
         channel.append(ticket)
         if tensor.nbytes <= _INLINE_BYTES and len(channel) <= _ENVELOPES:
             ticket.tensor = torch.empty_like(tensor, requires_grad=False, memory_format=torch.contiguous_format)
+            # The receiver need not have come.
+            ticket.met = ticket.made
             self._copy(tensor, ticket.tensor)
             self._end(ticket, _FINISHED)
         else:
@@ -247,6 +252,7 @@ class Meeting:
 
     def _match(self, sent: Ticket, received: Ticket) -> None:
         received.source = sent.rank
+        sent.met = received.met = self.scheduler.now()
         assert sent.tensor is not None
         assert received.tensor is not None
         if (sent.dtype, sent.count) != (received.dtype, received.count):
@@ -448,6 +454,8 @@ class Meeting:
     def _end(self, ticket: Ticket, result: int) -> None:
         if ticket.ended:
             return
+        if ticket.counts is not None:
+            ticket.counts.add(ticket, finished=result == _FINISHED, now=self.scheduler.now())
         ticket.result = result
         ticket.call = None
         if ticket.on_end is not None:

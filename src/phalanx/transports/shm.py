@@ -15,6 +15,7 @@ import torch
 
 from phalanx import _native
 from phalanx.errors import PhalanxError
+from phalanx.statistics import OpStatistics
 from phalanx.transports import failures, identities, limits
 from phalanx.transports.copying import Copying
 from phalanx.transports.hello import Hello
@@ -58,6 +59,7 @@ class ShmTransport:
         "_group",
         "_info",
         "_left_at",
+        "_statistics",
         "began_ns",
         "check",
         "folder",
@@ -84,6 +86,8 @@ class ShmTransport:
         self.check = group.check
         self._info = info
         self._left_at = 0
+        # Kept when the group is left.
+        self._statistics = group.statistics
         self._copying = Copying()
 
     kind = "shm"
@@ -119,6 +123,10 @@ class ShmTransport:
             if group.has_left(rank):
                 words = group.last_words(rank)
                 raise failures.lost_while_joining(self._info, rank, _native.UNKNOWN_STATUS, dead=False, words=words)
+
+    def statistics(self) -> dict[str, OpStatistics]:
+        sums = self._statistics.read()
+        return {_native.OPS[op]: OpStatistics(calls, size, *seconds) for op, calls, size, *seconds in sums}
 
     def abort(self, reason: str) -> None:
         group = self._group

@@ -20,9 +20,11 @@ from torch.futures import Future
 from phalanx import _native
 from phalanx.errors import CallTimeout, GroupError, PhalanxError
 from phalanx.memory import meet
+from phalanx.statistics import OpStatistics
 from phalanx.transports import failures
 from phalanx.transports.base import Pending
 from phalanx.transports.circles import different_groups
+from phalanx.transports.counting import Counts, size_of
 from phalanx.transports.futures import SharedTurnFuture
 from phalanx.transports.hello import key_of_ranks
 from phalanx.transports.meeting import CLOSED, EXITING, NOT_LEFT, Meeting
@@ -121,6 +123,7 @@ class ThreadsTransport:
         self._origin = Origin()
         self._seq = 0
         self._num_messages: dict[tuple[bool, int], int] = {}
+        self._counts = Counts()
 
     kind = "threads"
 
@@ -132,6 +135,9 @@ class ThreadsTransport:
     @property
     def seq(self) -> int:
         return self._seq
+
+    def statistics(self) -> dict[str, OpStatistics]:
+        return {} if self.is_forked else self._counts.read()
 
     @property
     def is_forked(self) -> bool:
@@ -307,6 +313,7 @@ class ThreadsTransport:
             if self._recorder is not None:
                 self._recorder.record(ticket, timeout)
             meeting.note_made(ticket)
+            ticket.counts, ticket.made, ticket.size = self._counts, self.scheduler.now(), size_of(ticket)
             hand_over(ticket)
             if timeout != math.inf and not ticket.ended:
                 self.scheduler.at(timeout, lambda: self._expire(ticket), lambda: ticket.ended)

@@ -15,6 +15,12 @@ from phalanx.types import Call
 __all__ = ["Ticket", "misfit_of_splits", "result_of"]
 
 
+class Counting(Protocol):
+    """Keeps the statistics of the rank (counting.py)."""
+
+    def add(self, ticket: Ticket, *, finished: bool, now: float) -> None: ...
+
+
 class Shared(Protocol):
     """What the ranks of a group share, as a ticket sees it."""
 
@@ -31,10 +37,13 @@ class Ticket:
         "call",
         "callbacks",
         "count",
+        "counts",
         "dtype",
         "facts",
         "flags",
+        "made",
         "meeting",
+        "met",
         "on_end",
         "op",
         "owner",
@@ -42,6 +51,7 @@ class Ticket:
         "rank",
         "result",
         "seq",
+        "size",
         "source",
         "tag",
         "tensor",
@@ -59,6 +69,11 @@ class Ticket:
         self.callbacks: list[Callable[[], None]] | None = None
         # Told whether it ended well.
         self.on_end: Callable[[bool], None] | None = None
+        # For the statistics: when it was made, and when the last rank that it needs came; the bytes that it moves.
+        self.counts: Counting | None = None
+        self.made = 0.0
+        self.met: float | None = None
+        self.size = 0
         self.where = ""
         self.flags = 0
         # Of a collective.
