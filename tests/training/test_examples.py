@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
@@ -10,6 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import phalanx
+import phalanx.testing as pt
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -47,3 +51,26 @@ def test_example_learns(name: str, ranks: int, arguments: list[str], last_line: 
     accuracies = [float(text) for text in re.findall(r"test accuracy +([0-9.]+)%", printed)]
     assert accuracies[-1] > 90
     assert last_line is None or printed.splitlines()[-1] == last_line
+
+
+def test_actors_and_learners() -> None:
+    first, *statistics = _torchrun("actors.py", 3, "--rounds", "60").splitlines()
+    found = re.fullmatch(r"found arm 5 of 8; the last plays won (\d\.\d\d) on average", first)
+    assert found, first
+    assert float(found[1]) > 0.8
+    # Rank 0 has one actor, which answers each policy with two messages.
+    assert "  rank 0 among everybody: recv, 120 calls, 46080 bytes" in statistics
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_actors_and_learners_as_threads(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    actors = importlib.import_module("actors")
+
+    def program(rank: int, world: pt.World) -> str:
+        with phalanx.new_group(name="everybody") as everybody:
+            return str(actors.run(everybody, rounds=40))
+
+    told = pt.run(program, ranks=4, init=False, seed=seed)
+    assert len(set(told)) == 1
+    assert told[0].startswith("found arm 5 of 8; ")
