@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from test_splitting import make, on_both, run, sum_of
 
 import phalanx
 import phalanx.testing as pt
+from phalanx.group.group import Group
 
 
 def _side(rank: int, world: pt.World, sizes: tuple[int, ...]) -> phalanx.ProcessGroup:
@@ -223,6 +225,85 @@ def test_the_death_of_a_rank_that_does_not_speak(tmp_path: Path) -> None:
         assert "group 'side 1' could not be merged: rank 1 died while the group was being made: " in ends[rank].value
     assert ends[2].error is None, ends[2].trace
     assert "rank 1 died while the group was being made: killed by SIGKILL" in ends[2].value
+
+
+def _merge_two(here: Here) -> float:
+    """Groups of one rank each. Rank 0 is killed while it waits; rank 2 takes its place."""
+    side = phalanx.new_group(store=dist.HashStore(), rank=0, world_size=1, name=f"side {here.rank}")
+    here.tell()
+    here.hear()
+    return sum_of(side.merge_remote_group(here.store("meeting"), 2), 1)
+
+
+def test_a_group_that_died_before_the_others_came_does_not_count(tmp_path: Path) -> None:
+    world = World(_merge_two, 3, tmp_path)
+    world.all_told(0, 1, 2)
+    world.tell(0)
+    meeting = dist.FileStore(os.fspath(tmp_path / "meeting"), 3)
+    meeting.wait(["phalanx/merges/merged/1"], timedelta(seconds=30))
+    world.signal(0, signal.SIGKILL)
+    world.wait_dead(0)
+    world.tell_all(1, 2)
+    ends = world.ends()
+    assert [end.value for end in ends[1:]] == [2, 2], ends[1].trace + ends[2].trace
+
+
+def _die_in_merger(here: Here, step: str) -> str:
+    """Group 0 waits; group 1, of two ranks, completes the number, and one of its ranks dies."""
+    number, rank = (0, 0) if here.rank == 0 else (1, here.rank - 1)
+    store = dist.PrefixStore(f"side {number}", here.store())
+    side = phalanx.new_group(store=store, rank=rank, world_size=1 + number, name=f"side {number}")
+    here.tell()
+    here.hear()
+    kind: Any = Group
+    if (here.rank, step) == (1, "a speaker that has told its group"):
+        kind.join = staticmethod(_die)
+    elif (here.rank, step) in ((1, "a speaker that has not"), (2, "a rank that was not told")):
+        kind.exchange = _dying(kind.exchange)
+    with pytest.raises(phalanx.PeerLost) as caught:
+        side.merge_remote_group(here.store("meeting"), 3)
+    return str(caught.value)
+
+
+def _die(*args: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _dying(exchange: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """Dies before the second exchange, in which the first rank tells the others what came of the merger."""
+    left = [1]
+
+    def dying(*args: Any) -> list[str]:
+        if left[0] == 0:
+            _die()
+        left[0] -= 1
+        return exchange(*args)
+
+    return dying
+
+
+@pytest.mark.parametrize(
+    ("step", "dead", "text"),
+    [
+        ("a speaker that has told its group", 1, "group 'merged', rank 0: rank 1 died while the group was being made"),
+        ("a speaker that has not", 1, "group 'merged', rank 0: rank 1 died while the group was being made"),
+        ("a rank that was not told", 2, "group 'merged', rank 0: group 'side 1' could not be merged: rank 1 died ("),
+    ],
+    ids=["told", "not told", "does not speak"],
+)
+def test_a_death_after_all_groups_have_come(step: str, dead: int, text: str, tmp_path: Path) -> None:
+    before = shared_files()
+    world = World(_die_in_merger, 3, tmp_path, step)
+    world.all_told(0, 1, 2)
+    world.tell(0)
+    meeting = dist.FileStore(os.fspath(tmp_path / "meeting"), 3)
+    meeting.wait(["phalanx/merges/merged/1"], timedelta(seconds=30))
+    world.tell_all(1, 2)
+    ends = world.ends()
+    for rank in {0, 1, 2} - {dead}:
+        assert ends[rank].error is None, ends[rank].trace
+    assert text in ends[0].value
+    assert shared_files() <= before
 
 
 @pytest.mark.parametrize("seed", range(5))

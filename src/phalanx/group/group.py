@@ -9,7 +9,7 @@ import torch
 
 from phalanx import _native
 from phalanx.collectives import all_reduce, texts
-from phalanx.errors import InvalidCall, Mismatch
+from phalanx.errors import InvalidCall, Mismatch, PhalanxError
 from phalanx.group import endings
 from phalanx.group.sparse import all_reduce_sparse, entries_of
 from phalanx.statistics import OpStatistics
@@ -18,7 +18,7 @@ from phalanx.transports.base import Pending, Transport
 from phalanx.transports.hooks import observer
 from phalanx.transports.identities import Identity
 from phalanx.transports.refusals import Refusal
-from phalanx.transports.rendezvous import Known, join
+from phalanx.transports.rendezvous import Known, decline, join
 from phalanx.transports.shm import ShmTransport
 from phalanx.types import Call, GroupInfo, Store
 
@@ -51,6 +51,12 @@ class Group:
         if world is not None:
             return Group(world.join(store, info, timeout, scope), info, timeout)
         return _ProcessesGroup.around(join(store, info, timeout, scope, known), info, timeout)
+
+    @staticmethod
+    def decline(store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
+        """Tells the ranks that make a group that this one, which they wait for, does not come."""
+        if threads.place.world is None:
+            decline(store, info, timeout, error)
 
     @property
     def seq(self) -> int:
@@ -132,7 +138,7 @@ class Group:
         return Group(self._transport.split(info, members), info, timeout)
 
     def check_whole(self, op: str) -> None:
-        """Raises where the group is broken, or a rank is gone. For who waits for something else than a call."""
+        """Raises where the group is broken, or a rank is gone. For a rank that waits for something other than a call."""
 
     def refuse_call(self, error: InvalidCall) -> None:
         """This rank's arguments were wrong: peers that make the same call wait for it."""

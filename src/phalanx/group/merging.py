@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from phalanx import _native
@@ -9,8 +10,9 @@ from phalanx.collectives.checks import fail
 from phalanx.collectives.numbers import whole
 from phalanx.errors import CallTimeout, GroupError, Mismatch, PeerLost, PhalanxError
 from phalanx.group.group import Group
-from phalanx.transports.arrivals import Place, Speaker
+from phalanx.transports.arrivals import Speaker
 from phalanx.transports.hello import Merger, Wish
+from phalanx.transports.identities import Identity
 from phalanx.transports.rendezvous import Known
 from phalanx.types import GroupInfo, PrefixStore, Store
 
@@ -40,17 +42,21 @@ def merge(group: Group, store: Store, size: int, timeout: float, name: str) -> G
     """The group of all ranks of this group and of those that come to the same store under the same name."""
     info = group.info
     _agree(group, size, timeout, name)
-    told = Merger()
-    if info.rank == 0:
-        told = _speak(group, store, size, timeout, name)
-    told = Merger.read(group.exchange(_OP, told.text(), timeout + _TO_TELL)[0].encode())
+    own, others = _speak(group, store, size, timeout, name) if info.rank == 0 else (Merger(), {})
+    try:
+        told = Merger.read(group.exchange(_OP, own.text(), timeout + _TO_TELL)[0].encode())
+    except PhalanxError as error:
+        if own.prefix:
+            _decline(group, store, GroupInfo(name, own.first, size), own.prefix, timeout, error)
+        raise
     if told.kind:
         raise _KINDS.get(told.kind, GroupError)(
             told.message, code=told.code, group=info.name, rank=info.rank, op=_OP, seq=group.seq, hint=told.hint
         )
-    # Whoever of this group dies now is found dead by the others of it, who tell all.
-    own = {told.first + rank: identity for rank, identity in enumerate(group.identities)}
-    known = Known(own, lambda rank: group.words_of_left(rank - told.first) if rank in own else None)
+    # Whoever of this group dies now is found dead by the others of it, who tell all. A first rank that dies before it
+    # has told its own group of the merger is found dead by the other first ranks.
+    mine = {told.first + rank: identity for rank, identity in enumerate(group.identities)}
+    known = Known({**others, **mine}, lambda rank: group.words_of_left(rank - told.first) if rank in mine else None)
     return Group.join(
         PrefixStore(told.prefix, store), GroupInfo(name, told.first + info.rank, size), timeout, "", known
     )
@@ -83,10 +89,25 @@ def _mismatch(group: Group, code: str, verdict: str, wishes: list[Wish]) -> Mism
     )
 
 
-def _speak(group: Group, store: Store, size: int, timeout: float, name: str) -> Merger:
+def _speak(group: Group, store: Store, size: int, timeout: float, name: str) -> tuple[Merger, Mapping[int, Identity]]:
+    """What this group is told, and the first ranks of the others."""
     try:
-        place: Place = Speaker(store, group.info, name, size, timeout, lambda: group.check_whole(_OP)).find()
+        place = Speaker(store, group.info, name, size, timeout, lambda: group.check_whole(_OP)).find()
     except PhalanxError as error:
         kind = type(error).__name__
-        return Merger(kind=kind, code=error.code, message=error.message, hint=error.hint or "")
-    return Merger(place.prefix, place.first)
+        return Merger(kind=kind, code=error.code, message=error.message, hint=error.hint or ""), {}
+    return Merger(place.prefix, place.first), place.others
+
+
+def _decline(group: Group, store: Store, info: GroupInfo, prefix: str, timeout: float, error: PhalanxError) -> None:
+    """Tells the ranks of the other groups, which make the merged group `info`, that this group does not come."""
+    lost = PeerLost(
+        f"group {group.info.name!r} could not be merged: {error.message}",
+        group=info.name,
+        rank=info.rank,
+        op=_OP,
+        hint=error.hint,
+    )
+    peer = error.peer if isinstance(error, PeerLost) else None
+    lost.peer = info.rank + (peer or 0)
+    Group.decline(PrefixStore(prefix, store), info, timeout, lost)

@@ -10,8 +10,9 @@ another, also after failures.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from itertools import accumulate
 from typing import NamedTuple
 
 from phalanx import _native
@@ -19,7 +20,7 @@ from phalanx.errors import CallTimeout, Deadlock, GroupError, PeerLost, PhalanxE
 from phalanx.transports import threads
 from phalanx.transports.exchange import Exchange, Key
 from phalanx.transports.hello import Arrival, Departure, quoted, read_arrival_or_departure
-from phalanx.transports.identities import NOBODY, own_identity, process_namespace
+from phalanx.transports.identities import NOBODY, Identity, own_identity, process_namespace
 from phalanx.types import GroupInfo, Store
 
 __all__ = ["Place", "Speaker"]
@@ -36,6 +37,8 @@ class Place(NamedTuple):
 
     prefix: str
     first: int
+    # The first ranks of the other groups, by their rank in the merged group, where their processes can be watched.
+    others: Mapping[int, Identity]
 
 
 class Speaker:
@@ -66,6 +69,9 @@ class Speaker:
         identity, processes = (own_identity(), process_namespace()) if world is None else (NOBODY, "")
         own = Arrival(self._token, self._info.name, self._info.size, self._whole, identity, processes, thread)
         try:
+            # A group that died before this one came does not count.
+            self._read()
+            self._find_dead()
             self._write(own)
             while True:
                 self._read()
@@ -106,10 +112,14 @@ class Speaker:
             self._let_go(Departure(self._tokens(), GroupError.__name__, "\n".join([verdict, *self._came()]), _SIZES))
         elif num == arrival.whole:
             if self._token in self._tokens():
-                before = self._waiting[: self._tokens().index(self._token)]
-                # Of this merger alone: the number of its last entry in the log.
-                self._place = Place(f"{self._root}/made/{self._num_read}", sum(one.size for one in before))
+                self._place = self._find_place()
             self._waiting.clear()
+
+    def _find_place(self) -> Place:
+        firsts = dict(zip(self._tokens(), accumulate((one.size for one in self._waiting), initial=0), strict=False))
+        others = {firsts[one.token]: one.identity for one in self._waiting if _is_watchable(one)}
+        # Of this merger alone: the number of its last entry in the log.
+        return Place(f"{self._root}/made/{self._num_read}", firsts[self._token], others)
 
     def _let_go(self, departure: Departure) -> None:
         if self._token in departure.tokens and self._token in self._tokens():
@@ -174,7 +184,7 @@ class Speaker:
         world = threads.place.world
         if world is not None:
             return arrival.thread >= 0 and world.has_ended(arrival.thread)
-        if arrival.processes != process_namespace() or arrival.identity == NOBODY:
+        if not _is_watchable(arrival):
             return False
         if arrival.token not in self._peers:
             self._peers[arrival.token] = _native.Peer.watch(*arrival.identity)
@@ -200,3 +210,8 @@ class Speaker:
             op=_OP,
             hint=_ABSENT,
         )
+
+
+def _is_watchable(arrival: Arrival) -> bool:
+    """Whether the number of its first rank's process means the same process here."""
+    return arrival.identity != NOBODY and arrival.processes == process_namespace()

@@ -110,19 +110,20 @@ class ShmTransport:
         return self._left_at if group is None else group.seq
 
     def check_whole(self, op: str) -> None:
-        """Raises where the group is broken, or a rank is gone. For who waits for something else than a call."""
+        """Raises where the group is broken, or a rank is gone. For a rank that waits for something other than a call."""
         group = self._group
         if group is None or group.forked:
             return
         if group.broken:
             raise failures.explain(group, self._info, op, _native.WAS_BROKEN)
         for rank, identity in enumerate(self.identities):
-            peer = None if rank == self._info.rank else _native.Peer.watch(*identity)
-            if peer is not None and peer.dead:
-                raise failures.lost_while_joining(self._info, rank, peer.status)
+            # First: a rank that has left may have ended since, and has said why.
             if group.has_left(rank):
                 words = group.last_words(rank)
                 raise failures.lost_while_joining(self._info, rank, _native.UNKNOWN_STATUS, dead=False, words=words)
+            peer = None if rank == self._info.rank else _native.Peer.watch(*identity)
+            if peer is not None and peer.dead:
+                raise failures.lost_while_joining(self._info, rank, peer.status)
 
     def statistics(self) -> dict[str, OpStatistics]:
         sums = self._statistics.read()
