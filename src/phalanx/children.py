@@ -1,7 +1,7 @@
 """Shows the exception that ends a child of multiprocessing, from Python 3.13 on.
 
-Before, Python calls the child's finalizers while the exception is on its way. From 3.13 on it calls them when the
-exception is gone, and calls no hook before: so the child's `run` is watched, from before it begins.
+Before 3.13, Python calls the child's finalizers while the exception is in flight. From 3.13 on it calls them after it
+has handled the exception, and it calls no hook before that. So the child's `run` is wrapped before it begins.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any
 __all__ = ["show_exceptions_to", "watch"]
 
 _is_watched = False
-# The functions that are shown an exception: none or one.
-_shown: list[Callable[[BaseException], object]] = []
+_show: Callable[[BaseException], object] | None = None
 
 
 def watch() -> None:
-    """Called in parents, for children that are forked, and in children that are spawned, before their `run`."""
+    """For parents, whose forked children inherit it, and for spawned children, before their `run`."""
     global _is_watched
     if not _is_watched:
         _is_watched = True
@@ -29,8 +28,9 @@ def watch() -> None:
 
 
 def show_exceptions_to(function: Callable[[BaseException], object]) -> None:
-    """Of a child whose `run` was watched; others end as before."""
-    _shown[:] = [function]
+    """Has the function called with the exception that ends this process, if it is a child whose `run` is watched."""
+    global _show
+    _show = function
 
 
 def _watching(bootstrap: Callable[..., int]) -> Callable[..., int]:
@@ -42,8 +42,8 @@ def _watching(bootstrap: Callable[..., int]) -> Callable[..., int]:
             try:
                 run()
             except BaseException as exception:
-                for function in _shown:
-                    function(exception)
+                if _show is not None:
+                    _show(exception)
                 raise
 
         process.run = run_watched  # type: ignore[method-assign]

@@ -60,7 +60,7 @@ def _ones(num: int = 1, size: int = 3) -> list[torch.Tensor]:
     return [torch.ones(size) for _ in range(num)]
 
 
-# Each op of three float32 numbers a rank, and the bytes that it has on the root (rank 0) and on the others.
+# Each op with three float32 numbers per rank, and the bytes that it has on the root (rank 0) and on the others.
 OPS: dict[str, tuple[str, Callable[[int, bool], Any], int, int]] = {
     "all_reduce": ("all_reduce", lambda rank, later: dist.all_reduce(*_ones(), async_op=later), 12, 12),
     "all_reduce, strided": (

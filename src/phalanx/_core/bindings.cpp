@@ -88,7 +88,7 @@ struct MappedSegment {
   std::shared_ptr<Segment> segment;
 };
 
-// Likewise.
+// The same for the statistics.
 struct HeldStatistics {
   std::shared_ptr<const Statistics> statistics;
 };

@@ -74,7 +74,7 @@ void Lane::hand_over(const Ticket& ticket, bool at_once) {
   bool stays_watched = false;
   if (at_once && try_acquire()) {
     int tries = 0;
-    // Made just before: one look at the clock less.
+    // The ticket was made just now: its time saves a look at the clock.
     while (tries < kTriesAtOnce && ticket.pending() && advance_briefly(tries == 0 ? ticket.made : Clock::now())) {
       ++tries;
     }

@@ -1,10 +1,10 @@
 """`await work`: an asyncio task waits for a call while the other tasks of its event loop run.
 
-The keeper thread, which completes the future of the call, wakes the loop up. Where ranks are threads, a loop that
-sleeps would keep its turn from the other ranks: there the task looks at each round of the loop whether the call has
-ended, and each look lets the other ranks go on.
+The keeper thread, which completes the future of the call, wakes the loop. Where ranks are threads, a loop that sleeps
+would keep the turn: there the task checks in each round of the loop whether the call has ended, and each check lets
+other ranks run.
 
-A Work belongs to the first event loop that awaits it. A task that is cancelled leaves the call under way.
+A Work belongs to the first event loop that awaits it. A cancelled task does not end the call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Result = TypeVar("_Result", covariant=True)
 
 
 class Awaitable(Protocol[_Result]):
-    """A call, or several, as one that awaits it sees it."""
+    """What a task needs of a call, or of several, to await it."""
 
     def is_completed(self) -> bool: ...
     def result(self) -> _Result: ...
@@ -35,7 +35,7 @@ class Awaitable(Protocol[_Result]):
 def wait_in_loop(work: Awaitable[_Result]) -> Generator[Any, None, _Result]:
     """The steps of a task that awaits the work. Returns its result, or raises what made it fail."""
     loop = _running_loop()
-    # One step, whatever other threads do.
+    # Atomic: another thread may do the same.
     if vars(work).setdefault("_loop", loop) is not loop:
         raise _refused(
             "expected the event loop that awaited this Work before, got another one",
@@ -67,7 +67,7 @@ def _refused(message: str, hint: str) -> InvalidCall:
 
 def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
     """In any thread."""
-    # A loop that is closed has nobody to wake up.
+    # A closed loop has no task to wake.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(_end, waiter)
 

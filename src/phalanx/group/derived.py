@@ -1,4 +1,4 @@
-"""The groups that are made of a group: smaller ones, and larger ones with others."""
+"""Groups that are derived from a group: subgroups, and mergers with other groups."""
 
 # torch's stubs give every spelling of a method as an overload; one method here takes them all.
 # mypy: disable-error-code="override"
@@ -22,7 +22,7 @@ __all__ = ["DerivableGroup"]
 
 @not_traced
 class DerivableGroup(JoinedGroup):
-    """A group of which others can be made."""
+    """A group that can be split, and merged with others."""
 
     @collective
     def split_group(
@@ -66,7 +66,7 @@ class DerivableGroup(JoinedGroup):
         *,
         name: str | None = None,
     ) -> Self:
-        """Makes one group of this group and of others that were started apart. All ranks of all of them call it.
+        """Merges this group with groups that were started apart. All ranks of all these groups call it.
 
         They meet in `store`, which all of them reach, by the name of the new group. It has `size` ranks: those of the
         group that came first, in their order, then those of the next one. `timeout` is that of the new group, and of
@@ -88,6 +88,7 @@ class DerivableGroup(JoinedGroup):
         made = type(self).around(group, store)
         if chosen:
             names.take(chosen, made)
+            made._keeps_name = True
         if group_name:
             made._set_group_name(group_name)  # type: ignore[arg-type]
         if group_desc:
@@ -96,5 +97,5 @@ class DerivableGroup(JoinedGroup):
 
 
 def _text(value: Any) -> str:
-    """What torch passes as a name; its own word for none is no name."""
+    """The name that torch passes; empty for None and for torch's default, "undefined"."""
     return "" if value is None or value == "undefined" else str(value)

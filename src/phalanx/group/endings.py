@@ -1,5 +1,5 @@
-"""How a process ends, for the groups it is in: they are left in order, and peers are told of the exception that was to
-blame.
+"""How a process ends, for the groups it is in: they are left in order, and peers are told of the exception that ended
+the process.
 
 The first exception that nobody caught becomes the rank's last words: seen in sys.excepthook and threading.excepthook,
 in a group that is closed while an exception is on its way (`finally: destroy_process_group()`), and in a child of
@@ -65,7 +65,7 @@ def leave(transport: Transport) -> None:
 
 
 def tell_exception(transport: Transport) -> None:
-    """An exception that is on its way where a group is left becomes the rank's last words there."""
+    """If an exception is in flight while a group is left, it becomes the rank's last words there."""
     exception = sys.exception()
     if exception is not None:
         _tell(exception, [transport])

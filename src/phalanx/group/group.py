@@ -138,7 +138,7 @@ class Group:
         return Group(self._transport.split(info, members), info, timeout)
 
     def check_whole(self, op: str) -> None:
-        """Raises where the group is broken, or a rank is gone. For a rank that waits for something other than a call."""
+        """Raises where the group is broken, or a rank is gone. For waits outside a call."""
 
     def refuse_call(self, error: InvalidCall) -> None:
         """This rank's arguments were wrong: peers that make the same call wait for it."""

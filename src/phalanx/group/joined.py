@@ -245,9 +245,11 @@ class JoinedGroup(TorchProcessGroup):
         self._group.abort("abort() was called")
 
     def shutdown(self) -> None:
-        """Leaves the group, and completes before what all ranks have made (`Transport.complete`). Idempotent."""
-        self._group.close()
-        names.release(self._info.name, self)
+        """Leaves the group, once the calls that all ranks have made are complete. Idempotent."""
+        try:
+            self._group.close()
+        finally:
+            names.release(self)
 
     def __enter__(self) -> Self:
         return self

@@ -34,12 +34,12 @@ def new_group(
     With a store, `rank` and `world_size` must be given. `timeout` limits this call, and is that of every call of the
     group that has no timeout of its own.
 
-    Nothing is registered: the group is no group of torch.distributed's functions, and lives as long as it is referred
-    to, or until `shutdown()`. Groups of the same ranks and name meet in the order in which they are made.
+    Nothing is registered: torch.distributed's functions do not know the group. It lives until `shutdown()`, or as long
+    as the program refers to it. Groups of the same ranks and name meet in the order in which they are made.
     """
     label = _NAME if name is None else name
     if not isinstance(label, str) or not label:
-        raise _wrong(f"expected a name as a str that is not empty, got {name!r}", _NAME, "pass a name, or none")
+        raise _wrong(f"expected a name as a str that is not empty, got {name!r}", _NAME, "pass a name, or leave it out")
     check_timeout(timeout, label)
     if name is not None:
         names.check_free(name, "new_group")

@@ -10,8 +10,8 @@ from phalanx.transports import threads
 
 __all__ = ["check_free", "find", "release", "take"]
 
-# By the rank whose group it is, where ranks are threads of one process, and the name.
-_taken: WeakValueDictionary[tuple[int, int, str], Any] = WeakValueDictionary()
+# By world and rank, where ranks are threads of one process, and by name.
+_taken: WeakValueDictionary[tuple[object, int, str], Any] = WeakValueDictionary()
 
 
 def find(name: str) -> Any:
@@ -34,12 +34,12 @@ def take(name: str, group: object) -> None:
     _taken[_key(name)] = group
 
 
-def release(name: str, group: object) -> None:
-    """The group is open no more."""
-    if _taken.get(_key(name)) is group:
-        del _taken[_key(name)]
+def release(group: object) -> None:
+    """The group is no longer open. Its name may have changed since it was taken, and its world may have ended."""
+    for key in [key for key, holder in _taken.items() if holder is group]:
+        _taken.pop(key, None)
 
 
-def _key(name: str) -> tuple[int, int, str]:
+def _key(name: str) -> tuple[object, int, str]:
     world = threads.place.world
-    return (0, 0, name) if world is None else (id(world), world.environment()[1], name)
+    return world, 0 if world is None else world.environment()[1], name

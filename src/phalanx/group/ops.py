@@ -1,8 +1,8 @@
 """Every op as a method of the group, under the public name that it has in torch.distributed.
 
-Positional arguments are those of torch's functions, without the group. torch's own groups wrap tensors in lists and
-pass an options object in the place of a reduce op, a root or a timeout: all that is taken as well, and so are the names
-that their arguments have, which stand last. Ranks are ranks of this group.
+Positional arguments are those of torch's functions, without the group. torch's own groups take tensors in lists, and an
+options object in place of a reduce op, a root or a timeout. The methods accept these forms, too, and the argument names
+of torch's groups, which come last. Ranks are ranks of this group.
 
 Every method makes one call and returns its Work. With `async_op=False` it waits for the call first.
 """
@@ -169,7 +169,7 @@ class GroupOps(CallingGroup):
         inputTensor: Tensor | None = None,
         opts: Options | None = None,
     ) -> Work:
-        """Reduces `input` over all ranks and cuts it into as many parts as there are: rank r gets part r."""
+        """Reduces `input` over all ranks and cuts the result into one part per rank: rank r gets part r."""
         opts = op if opts is None else opts
         reduce_op, factor, timeout = reduction_of(self._info, "reduce_scatter", opts, timeout)
         output = outputTensor if output is None else output
@@ -227,7 +227,7 @@ class GroupOps(CallingGroup):
         input: Tensor | None = None,
         opts: Options | None = None,
     ) -> Work:
-        """Copies the input of all ranks, in their order, to the output of each, as parts of it or stacked."""
+        """Gathers the inputs of all ranks in every output, in rank order: concatenated, or stacked."""
         timeout, opts = timing_of(timeout, opts)
         output = output if output_tensor is None else output_tensor
         args = output, input if input_tensor is None else input_tensor
@@ -319,7 +319,7 @@ class GroupOps(CallingGroup):
         input_tensor: list[Tensor] | None = None,
         opts: Options | None = None,
     ) -> Work:
-        """Copies `input_tensor_list[r]` to rank r, where `output_tensor_list` has a tensor for each rank it is from."""
+        """Sends `input_tensor_list[r]` to rank r, and receives what rank r sends here in `output_tensor_list[r]`."""
         timeout, opts = timing_of(timeout, opts)
         outputs = given(output_tensor_list, output, output_tensors, output_tensor)
         args = outputs, given(input_tensor_list, input, input_tensors, input_tensor)
@@ -361,7 +361,7 @@ class GroupOps(CallingGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that waits, and names all ranks that did not come, on every rank that did.
 
-        `wait_all_ranks` is torch's: whether to name more than one, which this always does.
+        `wait_all_ranks` is torch's, and has no effect: all missing ranks are always named.
         torch.distributed.monitored_barrier refuses backends of any name but gloo.
         """
         seconds_of(timeout, self._info, "monitored_barrier")

@@ -155,5 +155,5 @@ def _bad_list(info: GroupInfo, op: str, expected: str, actual: str) -> InvalidCa
         group=info.name,
         rank=info.rank,
         op=op,
-        hint="pass one tensor a rank; several at once go through the coalesced calls",
+        hint="pass one tensor per rank; several at once go through the coalesced calls",
     )

@@ -1,7 +1,7 @@
 """How the ranks of a group agree about smaller groups before they make them.
 
-Each rank proposes the group that it wants to be in, or of which it knows. The proposals of all ranks are compared on
-every rank, so all of them raise the same Mismatch, or none.
+Each rank proposes the group that it wants to be in, or one that others want to be in. The proposals of all
+ranks are compared on every rank, so all of them raise the same Mismatch, or none.
 """
 
 from __future__ import annotations
@@ -46,7 +46,13 @@ def check_ranks(info: GroupInfo, ranks: Any) -> list[int]:
 def check_name(info: GroupInfo, op: str, name: Any) -> str:
     """A name that the caller has given; empty: it has given none."""
     if name is not None and (not isinstance(name, str) or not name):
-        fail(info, op, "NAME", f"expected a name as a str that is not empty, got {name!r}", "pass a name, or none")
+        fail(
+            info,
+            op,
+            "NAME",
+            f"expected a name as a str that is not empty, got {name!r}",
+            "pass a name, or leave it out",
+        )
     return name or ""
 
 
@@ -106,7 +112,7 @@ def _mismatch(
         rank=info.rank,
         op=_OP,
         seq=seq,
-        hint="let all ranks of a list pass that list, with one name; no group was made, and this one still works",
+        hint="pass the same list and name on every rank of a list; no group was made, and this one still works",
     )
 
 

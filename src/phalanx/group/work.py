@@ -36,8 +36,8 @@ _lock = threading.RLock()
 class Work(TorchWork):
     """A call, under way or ended. `tensors` is what its future gives: the call's outputs.
 
-    Without `pending` the call has finished. A Work that is dropped before its call has ended leaves the memory of the
-    call in good hands (`Pending.drop`).
+    Without `pending` the call has finished. If a Work is dropped before its call has ended, the keeper keeps the memory
+    of the call alive (`Pending.drop`).
     """
 
     _promise: Future[Any] | None = None

@@ -85,14 +85,14 @@ class Free(Scheduling):
         me = self._come()
         os.sched_yield()
         self._receive(me)
-        # All others may wait for ever.
+        # All other ranks may wait, and nobody else looks at the timers.
         self._expire()
 
     def step(self) -> None:
-        """Others run as it is."""
+        """No-op: ranks already run concurrently."""
 
     def yield_turn(self) -> None:
-        """Others run as it is."""
+        """No-op: ranks already run concurrently."""
 
     def sleep(self, seconds: float) -> None:
         self.wait(Nap(), seconds)

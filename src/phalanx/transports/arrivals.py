@@ -56,7 +56,7 @@ class Speaker:
         self._check_own = check_own
         self._token = os.urandom(8).hex()
         self._num_read = 0
-        # Those who have come and wait, and what has become of this group.
+        # The groups that have come and wait, and what has become of this group.
         self._waiting: list[Arrival] = []
         self._place: Place | None = None
         self._error: PhalanxError | None = None
@@ -140,7 +140,7 @@ class Speaker:
         return [f"  {one.describe()}" for one in self._waiting]
 
     def _depart(self, error: BaseException) -> None:
-        """Nobody is to wait for a group that has given up."""
+        """Tells the other groups not to wait for this one, which gives up."""
         if self._token not in self._tokens() or self._error is not None:
             return
         if isinstance(error, CallTimeout):
@@ -163,7 +163,7 @@ class Speaker:
         try:
             self._store.wait([self._next().name], timedelta(seconds=min(self._exchange.limit, 1e9)))
         except Deadlock:
-            # Where ranks are threads nobody looks around while one waits.
+            # Threads do not look around while they wait.
             if not self._find_dead():
                 raise
         except PhalanxError:
@@ -172,7 +172,7 @@ class Speaker:
             raise self.absent([self._next()]) from None
 
     def _find_dead(self) -> bool:
-        """Whether a group that has come has lost its first rank: then all who wait give up."""
+        """Whether a group that has come has lost its first rank: then all groups that wait give up."""
         for arrival in self._waiting:
             if arrival.token != self._token and self._is_dead(arrival):
                 text = f"rank 0 of {arrival.describe()} ended while the groups were being merged"

@@ -110,7 +110,7 @@ class ShmTransport:
         return self._left_at if group is None else group.seq
 
     def check_whole(self, op: str) -> None:
-        """Raises where the group is broken, or a rank is gone. For a rank that waits for something other than a call."""
+        """Raises where the group is broken, or a rank is gone. For waits outside a call."""
         group = self._group
         if group is None or group.forked:
             return

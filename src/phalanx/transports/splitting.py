@@ -159,5 +159,5 @@ class _Side:
             group=self._whole.name,
             rank=self._whole.rank,
             op="split_group",
-            hint="fix what these ranks name, then call split_group again on all ranks: the group itself still works",
+            hint="fix these problems, then call split_group again on all ranks: the group itself still works",
         )
