@@ -162,7 +162,7 @@ def test_ranks_of_a_group_that_disagree(way: str) -> None:
         (
             (dist.HashStore(), 4),
             {"name": "pair"},
-            "[GROUP:NAME] merge_remote_group, group 'pair': the name 'pair' is",
+            "[GROUP:NAME] merge_remote_group, seq 1, group 'pair', rank 0: no group was made\n  rank 0: the name ",
         ),
     ],
 )
@@ -171,10 +171,27 @@ def test_wrong_arguments(arguments: tuple[Any, ...], options: dict[str, Any], me
         side = make(rank, world, "pair")
         with pytest.raises(phalanx.PhalanxError) as caught:
             side.merge_remote_group(*arguments, **options)
-        assert message.replace("rank 0", f"rank {rank}") in str(caught.value)
+        assert message.replace("rank 0:", f"rank {rank}:", 1) in str(caught.value)
         assert sum_of(side, 1) == 2
 
     pt.run(program, ranks=2, init=False)
+
+
+def _name_taken_on_one_rank(rank: int, world: pt.World) -> str:
+    side = make(rank, world)
+    other = phalanx.new_group(store=dist.HashStore(), rank=0, world_size=1, name="taken") if rank == 1 else None
+    with pytest.raises(phalanx.GroupError) as caught:
+        side.merge_remote_group(world.store, 3, name="taken")
+    assert sum_of(side, 1) == 2
+    if other is not None:
+        other.shutdown()
+    return f"{caught.value.code} {caught.value.message}"
+
+
+@on_both
+def test_a_name_that_is_taken_on_one_rank(way: str) -> None:
+    text = "GROUP:NAME no group was made\n  rank 1: the name 'taken' is taken: it is in an open group of that name"
+    assert run(_name_taken_on_one_rank, way, 2) == [text] * 2
 
 
 def test_a_key_that_others_use() -> None:

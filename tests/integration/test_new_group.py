@@ -68,13 +68,15 @@ def test_in_threads_the_world_is_the_environment() -> None:
 
 
 _PROGRAM = """
-import torch, phalanx
+import sys, torch, phalanx
 from datetime import timedelta
 for name in (None, "again", None):
     with phalanx.new_group(timeout=timedelta(seconds=30), name=name) as group:
         tensor = torch.ones(1)
         group.allreduce(tensor).wait()
-        print(group.rank(), group.size(), tensor.item(), group.group_name, group.timeout, flush=True)
+        # One write, which the other rank can't divide.
+        sys.stdout.write(f"{group.rank()} {group.size()} {tensor.item()} {group.group_name} {group.timeout}\\n")
+        sys.stdout.flush()
 """
 
 

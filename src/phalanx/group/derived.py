@@ -77,9 +77,10 @@ class DerivableGroup(JoinedGroup):
         chosen = splitting.check_name(info, "merge_remote_group", name)
         seconds = seconds_of(timeout, info, "merge_remote_group")
         check_store(store, info.name)
-        names.check_free(chosen, "merge_remote_group")
         label = chosen or _text(group_desc) or _text(group_name) or "merged"
-        group = merging.merge(self._group, store, size, self._group.timeout if seconds is None else seconds, label)
+        group = merging.merge(
+            self._group, store, size, self._group.timeout if seconds is None else seconds, label, named=bool(chosen)
+        )
         return self._hand_out_group(group, store, chosen, group_name, group_desc)
 
     def _hand_out_group(

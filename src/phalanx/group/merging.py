@@ -9,6 +9,7 @@ from phalanx import _native
 from phalanx.collectives.checks import fail
 from phalanx.collectives.numbers import whole
 from phalanx.errors import CallTimeout, GroupError, Mismatch, PeerLost, PhalanxError
+from phalanx.group import names
 from phalanx.group.group import Group
 from phalanx.transports.arrivals import Speaker
 from phalanx.transports.hello import Merger, Wish
@@ -38,10 +39,13 @@ def check_size(info: GroupInfo, size: Any) -> int:
     return number
 
 
-def merge(group: Group, store: Store, size: int, timeout: float, name: str) -> Group:
-    """The group of all ranks of this group and of those that come to the same store under the same name."""
+def merge(group: Group, store: Store, size: int, timeout: float, name: str, *, named: bool) -> Group:
+    """The group of all ranks of this group and of those that come to the same store under the same name.
+
+    `named`: the caller has chosen the name.
+    """
     info = group.info
-    _agree(group, size, timeout, name)
+    _agree(group, size, timeout, name, names.problem_of(name) if named else "")
     own, others = _speak(group, store, size, timeout, name) if info.rank == 0 else (Merger(), {})
     try:
         told = Merger.read(group.exchange(_OP, own.text(), timeout + _TO_TELL)[0].encode())
@@ -62,14 +66,15 @@ def merge(group: Group, store: Store, size: int, timeout: float, name: str) -> G
     )
 
 
-def _agree(group: Group, size: int, timeout: float, name: str) -> None:
+def _agree(group: Group, size: int, timeout: float, name: str, problem: str) -> None:
     """All ranks of this group have come, and want the same."""
     where, _ = _native.origin()
-    wishes = Wish.read_all(group.exchange(_OP, Wish(size, name, where).text(), timeout))
+    wishes = Wish.read_all(group.exchange(_OP, Wish(size, name, where, problem).text(), timeout))
     for rank, wish in enumerate(wishes):
         field = "SIZE" if wish.size != wishes[0].size else "NAME" if wish.name != wishes[0].name else ""
         if field:
             raise _mismatch(group, f"MISMATCH:{field}", f"rank {rank} does not want the same group as rank 0", wishes)
+    names.check_problems(group.info, _OP, group.seq, [wish.problem for wish in wishes])
 
 
 def _mismatch(group: Group, code: str, verdict: str, wishes: list[Wish]) -> Mismatch:

@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakValueDictionary
 
 from phalanx.errors import GroupError
 from phalanx.transports import threads
+from phalanx.types import GroupInfo
 
-__all__ = ["check_free", "find", "release", "take"]
+__all__ = ["check_free", "check_problems", "problem_of", "release", "take"]
 
 # By world and rank, where ranks are threads of one process, and by name.
 _taken: WeakValueDictionary[tuple[object, int, str], Any] = WeakValueDictionary()
 
 
-def find(name: str) -> Any:
-    """The open group of this name; None if the name is free."""
-    return _taken.get(_key(name))
-
-
 def check_free(name: str, op: str) -> None:
-    if find(name) is not None:
+    if _key(name) in _taken:
         raise GroupError(
             f"the name {name!r} is taken: this rank is in an open group of that name",
             code="GROUP:NAME",
             group=name,
             op=op,
             hint="shut down the other group first, or choose another name",
+        )
+
+
+def problem_of(name: str) -> str:
+    """What a rank tells the others where it can't use the name; empty where it can."""
+    return f"the name {name!r} is taken: it is in an open group of that name" if _key(name) in _taken else ""
+
+
+def check_problems(info: GroupInfo, op: str, seq: int, problems: Iterable[str]) -> None:
+    """Raises if any rank has a problem with the name. `problems` are those of all ranks, so all of them raise."""
+    lines = [f"  {info.describe(rank)}: {problem}" for rank, problem in enumerate(problems) if problem]
+    if lines:
+        raise GroupError(
+            "\n".join(["no group was made", *lines]),
+            code="GROUP:NAME",
+            group=info.name,
+            rank=info.rank,
+            op=op,
+            seq=seq,
+            hint="shut down the other group of that name first, or choose another name",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from phalanx import _native
 from phalanx.collectives.checks import fail
 from phalanx.collectives.numbers import whole_list
-from phalanx.errors import GroupError, Mismatch
+from phalanx.errors import Mismatch
 from phalanx.group import names
 from phalanx.group.group import Group
 from phalanx.transports.hello import Proposal, key_of_ranks
@@ -60,13 +60,13 @@ def split(group: Group, ranks: list[int], timeout: float, name: str, *, named: b
     """The smaller group that this rank is in, if it is in one. `named`: the caller has chosen the name."""
     info = group.info
     where, _ = _native.origin()
-    problem = _taken(name) if named and info.rank in ranks else ""
+    problem = names.problem_of(name) if named and info.rank in ranks else ""
 
     def propose(offer: str) -> list[str]:
         own = Proposal(ranks, name, where, problem, offer)
         proposals = Proposal.read_all(group.exchange(_OP, own.text(), timeout))
         _check_agreement(info, group.seq, proposals)
-        _check_problems(info, group.seq, proposals)
+        names.check_problems(info, _OP, group.seq, [one.problem for one in proposals])
         return [proposal.offer for proposal in proposals]
 
     made = None
@@ -75,11 +75,6 @@ def split(group: Group, ranks: list[int], timeout: float, name: str, *, named: b
         label = name or f"{info.name}[{key_of_ranks(ranks)}]"
         made = GroupInfo(label, ranks.index(info.rank), len(ranks), within)
     return group.split(made, ranks, propose, timeout)
-
-
-def _taken(name: str) -> str:
-    other = names.find(name)
-    return "" if other is None else f"the name {name!r} is taken: it is in an open group of that name"
 
 
 def _check_agreement(info: GroupInfo, seq: int, proposals: Sequence[Proposal]) -> None:
@@ -114,17 +109,3 @@ def _mismatch(
         seq=seq,
         hint="pass the same list and name on every rank of a list; no group was made, and this one still works",
     )
-
-
-def _check_problems(info: GroupInfo, seq: int, proposals: Sequence[Proposal]) -> None:
-    lines = [f"  {info.describe(rank)}: {one.problem}" for rank, one in enumerate(proposals) if one.problem]
-    if lines:
-        raise GroupError(
-            "\n".join(["no group was made", *lines]),
-            code="GROUP:NAME",
-            group=info.name,
-            rank=info.rank,
-            op=_OP,
-            seq=seq,
-            hint="shut down the other group of that name first, or choose another name",
-        )

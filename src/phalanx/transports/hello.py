@@ -185,16 +185,21 @@ class Proposal(_Told):
 
 @dataclass(frozen=True)
 class Wish(_Told):
-    """The size and name of the merged group that a rank wants, and from where it asks, in the program."""
+    """The size and name of the merged group that a rank wants.
+
+    `where` is the place in the program that asks for it, `problem` why the rank can't take part after all.
+    """
 
     size: int
     name: str
     where: str
+    problem: str = ""
 
     @classmethod
     def read(cls, value: bytes) -> Self:
         fields = _Fields(value)
-        return cls(fields.number("size", 1, 2**31), fields.text("name"), fields.text("where"))
+        size = fields.number("size", 1, 2**31)
+        return cls(size, *(fields.text(name) for name in ("name", "where", "problem")))
 
 
 @dataclass(frozen=True)
