@@ -153,8 +153,8 @@ class ThreadsWorld:
         # How ranks ended that have: whether they were killed, and their last words.
         self._ended: dict[int, tuple[bool, str]] = {}
         self._meetings: dict[bytes, Meeting] = {}
-        # Of groups that were split from others.
-        self._splits: dict[str, Meeting] = {}
+        # Of groups that were split from others, until all of their ranks have come: how many have not.
+        self._splits: dict[str, tuple[Meeting, int]] = {}
         # What ranks came to make that wait for others, or are about to.
         self._making: dict[int, _Making] = {}
         self._lock = threading.Lock()
@@ -238,10 +238,13 @@ class ThreadsWorld:
 
     def join_split(self, key: str, info: GroupInfo, owners: dict[int, int]) -> ThreadsTransport:
         with self._lock:
-            meeting = self._splits.get(key)
-            if meeting is None:
-                meeting = self._splits[key] = Meeting(info, self.turns, message.meaning)
+            if key in self._splits:
+                meeting, num_missing = self._splits.pop(key)
+            else:
+                meeting, num_missing = Meeting(info, self.turns, message.meaning), info.size
                 meeting.owners = owners
+            if num_missing > 1:
+                self._splits[key] = meeting, num_missing - 1
         own = self._own[self.turns.rank]
         transport = ThreadsTransport(meeting, info, self.turns.rank, own.box())
         own.transports.append(transport)
