@@ -121,7 +121,8 @@ def learn(worlds: Worlds, learners: phalanx.ProcessGroup, rounds: int) -> Tensor
             worlds.everybody.recv(rewards, actor, tag=REWARDS, async_op=False)
             # The policy gradient, with the average reward as its baseline.
             chosen = policy.log_softmax(0)[arms]
-            (-(rewards - rewards.mean()) * chosen).mean().backward()
+            loss = (-(rewards - rewards.mean()) * chosen).mean()
+            loss.backward()  # type: ignore[no-untyped-call]
         assert policy.grad is not None
         learners.all_reduce(policy.grad, op=ReduceOp.AVG, async_op=False)
         optimizer.step()

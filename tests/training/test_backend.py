@@ -119,7 +119,7 @@ def test_dist2_knows_the_backend() -> None:
     if has_dist2:
         *lines, error, hint = done.stdout.splitlines()
         assert lines == ["[1.0, 1.0, 1.0] phalanx 0:01:00"] * 2
-        assert error.endswith("expected the device cpu and no options, got the options ['nonsense']")
-        assert hint == '  Next: call new_group("phalanx", timeout, "cpu")'
+        assert error.endswith("expected the device cpu and no options but name, got the options ['nonsense']")
+        assert hint == '  Next: call new_group("phalanx", timeout, "cpu"), or with name="..." as well'
     else:
         assert done.stdout == "phalanx\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -131,11 +132,12 @@ class Group:
         `members` are the ranks in this group of the new group that this rank is in. `propose` gives every rank every
         rank's text, and raises where they do not agree about the groups.
         """
-        propose("")
+        # The first rank of each new group chooses a key that no other group has.
+        keys = propose(os.urandom(8).hex())
         if info is None:
             return None
         assert isinstance(self._transport, threads.ThreadsTransport)
-        return Group(self._transport.split(info, members), info, timeout)
+        return Group(self._transport.split(info, members, keys[members[0]]), info, timeout)
 
     def check_whole(self, op: str) -> None:
         """Raises where the group is broken, or a rank is gone. For waits outside a call."""

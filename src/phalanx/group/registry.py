@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from datetime import timedelta
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from phalanx.errors import GroupError
 from phalanx.group.joined import MeetingPlace
+from phalanx.group.making import new_group
 from phalanx.group.process_group import ProcessGroup
 from phalanx.group.torch_compat import default_group, without_name
 from phalanx.transports.identities import NOBODY
@@ -20,8 +20,6 @@ from phalanx.types import Store
 # Where default groups meet, and groups within a world. torch names both by a count that each rank keeps for itself: it
 # differs where only the members of a group make it, or where a rank has tried before.
 _WORLDS, _WITHIN = "phalanx/worlds", "phalanx/groups"
-# Groups of one store need names of their own. All ranks make them in the same order.
-_numbers = itertools.count(1)
 
 
 def create(options: Any, backend_options: Any) -> ProcessGroup:
@@ -47,16 +45,16 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
 def create_alone(
     store: Store, rank: int, world_size: int, timeout: timedelta, device: torch.device, options: dict[str, Any]
 ) -> ProcessGroup:
-    """The creator registered with torch.distributed._dist2: groups without a world."""
-    name = f"dist2-{next(_numbers)}"
-    if options or device.type != "cpu":
-        asked = f"the options {sorted(options)}" if options else f"the device {device}"
+    """The creator registered with torch.distributed._dist2: groups without a world. The only option is a name."""
+    if options.keys() - {"name"} or device.type != "cpu":
+        asked = f"the device {device}" if device.type != "cpu" else f"the options {sorted(options)}"
         raise GroupError(
-            f"expected the device cpu and no options, got {asked}",
-            group=name,
-            hint='call new_group("phalanx", timeout, "cpu")',
+            f"expected the device cpu and no options but name, got {asked}",
+            op="new_group",
+            hint='call new_group("phalanx", timeout, "cpu"), or with name="..." as well',
         )
-    return ProcessGroup(store, rank, world_size, timeout, name=name)
+    # Groups without a name meet in the order in which they are made.
+    return new_group(store=store, rank=rank, world_size=world_size, timeout=timeout, name=options.get("name"))
 
 
 def _place(options: Any, within: list[int]) -> MeetingPlace | None:

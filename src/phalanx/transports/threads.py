@@ -26,7 +26,6 @@ from phalanx.transports.base import Pending
 from phalanx.transports.circles import different_groups
 from phalanx.transports.counting import Counts, size_of
 from phalanx.transports.futures import SharedTurnFuture
-from phalanx.transports.hello import key_of_ranks
 from phalanx.transports.meeting import CLOSED, EXITING, NOT_LEFT, Meeting
 from phalanx.transports.recording import Recorder
 from phalanx.transports.refusals import Refusal
@@ -226,12 +225,11 @@ class ThreadsTransport:
         rank, dead, status, words = self.meeting.absent
         return failures.lost_while_joining(self._info, rank, status, dead=dead, words=words)
 
-    def split(self, info: GroupInfo, members: Sequence[int]) -> ThreadsTransport:
+    def split(self, info: GroupInfo, members: Sequence[int], key: str) -> ThreadsTransport:
         """The place in a smaller group of a rank that is in it; `members` are its ranks in this one.
 
-        For ranks that have just agreed about it in a call of this group.
+        For ranks that have just agreed about it, and about a key, in a call of this group.
         """
-        key = f"{self.meeting.identity}/{self._seq}/{key_of_ranks(members)}"
         owners = {rank: self.meeting.owners[member] for rank, member in enumerate(members)}
         return self._world().join_split(key, info, owners)
 
