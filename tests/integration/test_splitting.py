@@ -16,6 +16,7 @@ from ranks import Here, World, place, shared_files, values
 
 import phalanx
 import phalanx.testing as pt
+from phalanx.transports import segments
 
 WAYS: dict[str, dict[str, Any]] = {
     "processes": {"processes": True},
@@ -301,6 +302,45 @@ def test_a_death_in_any_step(step: int, tmp_path: Path) -> None:
     for rank in (0, 2):
         assert ends[rank].error is None, ends[rank].trace
         assert ends[rank].value.startswith("1 rank 1 died (killed by SIGKILL")
+
+
+def _hide(here: Here, hidden: tuple[str, ...]) -> list[Any]:
+    """Rank 1 can't open segments below these folders, and the new group has its segment made by rank 2."""
+    whole = phalanx.new_group(store=here.store(), rank=here.rank, world_size=here.size, name="all")
+    check = segments.check_path
+
+    def check_path(offer: Any, maker: Any) -> None:
+        if offer.path.startswith(hidden):
+            raise OSError(f"no way to {offer.path.split('/')[1]}")
+        check(offer, maker)
+
+    if here.rank == 1:
+        segments.check_path = check_path
+    told: list[Any] = []
+    try:
+        part = whole.split_group([2, 1] if here.rank else [0])
+        assert part is not None
+        told.append(sum_of(part, here.rank))
+        part.shutdown()
+    except phalanx.GroupError as error:
+        told += [error.code, error.message]
+    return [*told, sum_of(whole, here.rank)]
+
+
+def test_a_rank_that_can_not_open_the_memory_gets_a_file(tmp_path: Path) -> None:
+    before = shared_files()
+    assert values(_hide, 3, tmp_path, ("/proc/",)) == [[0, 3], [3, 3], [3, 3]]
+    assert shared_files() <= before
+
+
+def test_memory_that_a_rank_can_not_open_at_all(tmp_path: Path) -> None:
+    before = shared_files()
+    text = (
+        "no group was made, because not all ranks could share its memory\n"
+        "  rank 1:\n    no way to proc\n    no way to dev"
+    )
+    assert values(_hide, 3, tmp_path, ("/proc/", "/dev/")) == [["GROUP:NOT_SHARED", text, 3]] * 3
+    assert shared_files() <= before
 
 
 @pytest.mark.parametrize("seed", range(5))
