@@ -65,39 +65,27 @@ __all__ = [
 ]
 
 
+# Where the names are that are not errors.
+_MODULES = {
+    "OpStatistics": "phalanx.statistics",
+    "ProcessGroup": "phalanx.group.process_group",
+    "current_process_group": "phalanx.group.scope",
+    "dump": "phalanx.debug.dumping",
+    "new_group": "phalanx.group.making",
+    "process_group": "phalanx.group.scope",
+}
+_MAKES_GROUPS = ("ProcessGroup", "new_group")
+
+
 def __getattr__(name: str) -> Any:
-    if name == "ProcessGroup":
-        from phalanx.debug.observing import install
-        from phalanx.group.process_group import ProcessGroup
-
-        install()
-        return ProcessGroup
-    if name == "new_group":
-        from phalanx.debug.observing import install
-        from phalanx.group.making import new_group
-
-        install()
-        return new_group
-    if name in ("current_process_group", "process_group"):
-        import phalanx.group.scope
-
-        return getattr(phalanx.group.scope, name)
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "functional":
         # The import also sets the attribute, so this runs once.
         return importlib.import_module("phalanx.functional")
-    if name == "dump":
-        from phalanx.debug.dumping import dump
-
-        return dump
-    if name == "OpStatistics":
-        from phalanx.statistics import OpStatistics
-
-        return OpStatistics
-    if name in __all__:
-        import phalanx.errors
-
-        return getattr(phalanx.errors, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _MAKES_GROUPS:
+        importlib.import_module("phalanx.debug.observing").install()
+    return getattr(importlib.import_module(_MODULES.get(name, "phalanx.errors")), name)
 
 
 # torch registers the backend when it is imported, unless that is switched off; the pytest plugin does not need torch.

@@ -33,6 +33,7 @@ __all__ = [
     "Mismatch",
     "PeerLost",
     "PhalanxError",
+    "kind_of",
 ]
 
 # What a note on an exception begins with that says where to read more; a folder follows.
@@ -83,6 +84,12 @@ class PhalanxError(DistBackendError):
         text = f"{head} {self.message}"
         # Peers have their say in messages, and names may hold anything.
         return printable_lines(f"{text}\n  Next: {self.hint}" if self.hint else text)
+
+
+def kind_of(name: str) -> type[PhalanxError]:
+    """The class of an error that another rank has told of, by its name."""
+    kinds = {kind.__name__: kind for kind in PhalanxError.__subclasses__()}
+    return kinds.get(name, GroupError)
 
 
 def restored(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:

@@ -158,7 +158,7 @@ def test_ranks_of_a_group_that_disagree(way: str) -> None:
         ((dist.HashStore(), "4"), {}, "[INVALID:SIZE]"),
         ((dist.HashStore(), 4), {"timeout": 4}, "[INVALID:TIMEOUT]"),
         ((dist.HashStore(), 4), {"name": ""}, "[INVALID:NAME]"),
-        ((None, 4), {}, "expected a torch.distributed.Store, got None"),
+        ((None, 4), {}, "[INVALID:STORE] merge_remote_group, group 'pair', rank 0: expected a torch.distributed.Store"),
         (
             (dist.HashStore(), 4),
             {"name": "pair"},

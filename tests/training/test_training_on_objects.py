@@ -458,3 +458,15 @@ def _checkpoint(rank: int, world: pt.World) -> list[str]:
 
 def test_checkpoint_ignores_a_group_that_torch_did_not_register() -> None:
     assert pt.run(_checkpoint, 2, init=False, processes=True) == [["of 0", "of 1"]] * 2
+
+
+def test_a_group_that_was_shut_down_is_not_registered() -> None:
+    def program(rank: int, world: pt.World) -> str:
+        with phalanx.new_group() as group:
+            pass
+        with pytest.raises(phalanx.GroupError) as caught:
+            dist.init_process_group("phalanx", store=world.store, rank=rank, world_size=1, pg_options=group)
+        assert not dist.is_initialized()
+        return caught.value.code
+
+    assert pt.run(program, ranks=1, init=False) == ["GROUP:CLOSED"]

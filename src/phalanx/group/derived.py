@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Self
 
+from phalanx.collectives.checks import fail
 from phalanx.group import merging, names, splitting
 from phalanx.group.group import Group
-from phalanx.group.joined import JoinedGroup, check_store
+from phalanx.group.joined import JoinedGroup
 from phalanx.group.refusing import collective
 from phalanx.group.timeouts import seconds_of
 from phalanx.group.torch_compat import not_traced
@@ -40,7 +41,7 @@ class DerivableGroup(JoinedGroup):
 
         `ranks` are ranks of this group, in the order that they have in the new one. Ranks may pass different lists in
         one call, so that several groups are made at once, as long as all ranks of a list pass that list. `timeout` is
-        that of the new group, and of this call; by default, this group's. The other arguments are torch's.
+        that of the new group, and of each wait of this call; by default, this group's. The other arguments are torch's.
         """
         info = self._info
         own = splitting.check_ranks(info, ranks)
@@ -70,13 +71,15 @@ class DerivableGroup(JoinedGroup):
 
         They meet in `store`, which all of them reach, by the name of the new group. It has `size` ranks: those of the
         group that came first, in their order, then those of the next one. `timeout` is that of the new group, and of
-        this call; by default, this group's. `group_name` and `group_desc` are torch's.
+        each wait of this call; by default, this group's. `group_name` and `group_desc` are torch's.
         """
         info = self._info
         size = merging.check_size(info, size)
         chosen = splitting.check_name(info, "merge_remote_group", name)
         seconds = seconds_of(timeout, info, "merge_remote_group")
-        check_store(store, info.name)
+        if not isinstance(store, Store):
+            text = f"expected a torch.distributed.Store, got {store!r}"
+            fail(info, "merge_remote_group", "STORE", text, "make a TCPStore or FileStore that all groups reach")
         label = chosen or _text(group_desc) or _text(group_name) or "merged"
         group = merging.merge(
             self._group, store, size, self._group.timeout if seconds is None else seconds, label, named=bool(chosen)

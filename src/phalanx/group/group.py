@@ -63,6 +63,11 @@ class Group:
     def seq(self) -> int:
         return self._transport.seq
 
+    @property
+    def has_left(self) -> bool:
+        """Whether this rank has left the group."""
+        return self._transport.has_left
+
     def describe(self) -> str:
         """Who this is and how it is, on one line."""
         info, transport = self.info, self._transport

@@ -24,7 +24,7 @@ from phalanx.transports.identities import Identity
 from phalanx.transports.rendezvous import Known
 from phalanx.types import GroupInfo, Store
 
-__all__ = ["JoinedGroup", "MeetingPlace", "check_store"]
+__all__ = ["JoinedGroup", "MeetingPlace"]
 
 _CPU = torch.device("cpu")
 
@@ -90,7 +90,12 @@ class JoinedGroup(TorchProcessGroup):
                 hint="give every process its own rank below world_size",
             )
         seconds = seconds_to_join(timeout, name)
-        check_store(store, name)
+        if not isinstance(store, Store):
+            raise GroupError(
+                f"expected a torch.distributed.Store, got {store!r}",
+                group=name,
+                hint="make a TCPStore or FileStore that all ranks reach",
+            )
         info = GroupInfo(name, rank, world_size, [_number(name, "ranks", one) for one in global_ranks])
         place = place or MeetingPlace(store)
         self._prepare(Group.join(place.store, info, seconds, place.scope, place.known), store)
@@ -191,6 +196,14 @@ class JoinedGroup(TorchProcessGroup):
         `global_ranks` are the group's ranks in the default group, empty for a default group.
         """
         name, own, own_size = self._info.name, self._info.rank, self._info.size
+        if self._group.has_left:
+            raise GroupError(
+                "the group was shut down on this rank",
+                code="GROUP:CLOSED",
+                group=name,
+                rank=own,
+                hint="pass a group that is open",
+            )
         if self._is_torchs:
             raise GroupError(
                 f"torch.distributed has registered this group already, as {self._name!r}",
@@ -262,15 +275,6 @@ class JoinedGroup(TorchProcessGroup):
         # The constructor may have raised.
         group = getattr(self, "_group", None)
         return f"<phalanx.{type(self).__name__} {'that was not made' if group is None else group.describe()}>"
-
-
-def check_store(store: object, name: str) -> None:
-    if not isinstance(store, Store):
-        raise GroupError(
-            f"expected a torch.distributed.Store, got {store!r}",
-            group=name,
-            hint="make a TCPStore or FileStore that all ranks reach",
-        )
 
 
 def _number(group: str, what: str, value: object) -> int:

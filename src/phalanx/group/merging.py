@@ -8,7 +8,7 @@ from typing import Any
 from phalanx import _native
 from phalanx.collectives.checks import fail
 from phalanx.collectives.numbers import whole
-from phalanx.errors import CallTimeout, GroupError, Mismatch, PeerLost, PhalanxError
+from phalanx.errors import Mismatch, PeerLost, PhalanxError, kind_of
 from phalanx.group import names
 from phalanx.group.group import Group
 from phalanx.transports.arrivals import Speaker
@@ -20,7 +20,6 @@ from phalanx.types import GroupInfo, PrefixStore, Store
 __all__ = ["check_size", "merge"]
 
 _OP = "merge_remote_group"
-_KINDS: dict[str, type[PhalanxError]] = {kind.__name__: kind for kind in (CallTimeout, GroupError, PeerLost)}
 # Seconds that the others give the first rank beyond the timeout, to tell them of it.
 _TO_TELL = 10.0
 
@@ -49,12 +48,12 @@ def merge(group: Group, store: Store, size: int, timeout: float, name: str, *, n
     own, others = _speak(group, store, size, timeout, name) if info.rank == 0 else (Merger(), {})
     try:
         told = Merger.read(group.exchange(_OP, own.text(), timeout + _TO_TELL)[0].encode())
-    except PhalanxError as error:
+    except BaseException as error:
         if own.prefix:
             _decline(group, store, GroupInfo(name, own.first, size), own.prefix, timeout, error)
         raise
     if told.kind:
-        raise _KINDS.get(told.kind, GroupError)(
+        raise kind_of(told.kind)(
             told.message, code=told.code, group=info.name, rank=info.rank, op=_OP, seq=group.seq, hint=told.hint
         )
     # Whoever of this group dies now is found dead by the others of it, who tell all. A first rank that dies before it
@@ -104,14 +103,15 @@ def _speak(group: Group, store: Store, size: int, timeout: float, name: str) -> 
     return Merger(place.prefix, place.first), place.others
 
 
-def _decline(group: Group, store: Store, info: GroupInfo, prefix: str, timeout: float, error: PhalanxError) -> None:
+def _decline(group: Group, store: Store, info: GroupInfo, prefix: str, timeout: float, error: BaseException) -> None:
     """Tells the ranks of the other groups, which make the merged group `info`, that this group does not come."""
+    reason = error.message if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
     lost = PeerLost(
-        f"group {group.info.name!r} could not be merged: {error.message}",
+        f"group {group.info.name!r} could not be merged: {reason}",
         group=info.name,
         rank=info.rank,
         op=_OP,
-        hint=error.hint,
+        hint=error.hint if isinstance(error, PhalanxError) else f"look for an error in group {group.info.name!r}",
     )
     peer = error.peer if isinstance(error, PeerLost) else None
     lost.peer = info.rank + (peer or 0)

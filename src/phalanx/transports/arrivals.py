@@ -9,6 +9,7 @@ another, also after failures.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -16,7 +17,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from phalanx import _native
-from phalanx.errors import CallTimeout, Deadlock, GroupError, PeerLost, PhalanxError
+from phalanx.errors import CallTimeout, Deadlock, GroupError, PeerLost, PhalanxError, kind_of
 from phalanx.transports import threads
 from phalanx.transports.exchange import Exchange, Key
 from phalanx.transports.hello import Arrival, Departure, quoted, read_arrival_or_departure
@@ -26,7 +27,6 @@ from phalanx.types import GroupInfo, Store
 __all__ = ["Place", "Speaker"]
 
 _OP = "merge_remote_group"
-_KINDS: dict[str, type[PhalanxError]] = {kind.__name__: kind for kind in (CallTimeout, GroupError, PeerLost)}
 _SIZES = "pass the number of ranks of all groups together as size, the same on every rank"
 _LOST = "look for an error on the ranks of that group, then merge the others again"
 _ABSENT = "find out whether the other groups were made, reach the same store and merge under the same name"
@@ -123,7 +123,7 @@ class Speaker:
 
     def _let_go(self, departure: Departure) -> None:
         if self._token in departure.tokens and self._token in self._tokens():
-            self._error = _KINDS.get(departure.kind, GroupError)(
+            self._error = kind_of(departure.kind)(
                 departure.message,
                 code="GROUP:SIZE" if departure.kind == GroupError.__name__ else None,
                 group=self._info.name,
@@ -141,19 +141,18 @@ class Speaker:
 
     def _depart(self, error: BaseException) -> None:
         """Tells the other groups not to wait for this one, which gives up."""
-        if self._token not in self._tokens() or self._error is not None:
-            return
-        if isinstance(error, CallTimeout):
-            own = Departure([self._token], CallTimeout.__name__, "", "")
-        else:
-            reason = error.message if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
-            text = f"group {self._info.name!r} could not be merged: {reason}"
-            own = Departure(self._tokens(), PeerLost.__name__, text, _LOST)
-        try:
+        # The store may be what has failed.
+        with contextlib.suppress(PhalanxError):
+            self._read()
+            if self._token not in self._tokens() or self._error is not None:
+                return
+            if isinstance(error, CallTimeout):
+                own = Departure([self._token], CallTimeout.__name__, "", "")
+            else:
+                reason = error.message if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
+                text = f"group {self._info.name!r} could not be merged: {reason}"
+                own = Departure(self._tokens(), PeerLost.__name__, text, _LOST)
             self._write(own)
-        except PhalanxError:
-            # The store is what has failed.
-            return
 
     def _wait(self) -> None:
         """For the next entry."""

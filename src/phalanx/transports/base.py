@@ -101,6 +101,10 @@ class Transport(Protocol):
     def close(self, exiting: bool = False) -> None:
         """Leaves the group: peers that wait for a further call of this rank are told. Idempotent."""
 
+    @property
+    def has_left(self) -> bool:
+        """Whether this rank has left the group."""
+
     # How the ranks meet, in a word.
     kind: str
 

@@ -32,7 +32,8 @@ NOBODY: Identity = (0, 0, 0)
 
 # The garbage collector may come in between, and what it finds may leave a group.
 _lock = threading.RLock()
-# By numbering, and rank in it.
+_MOST_KEPT = 4096
+# By numbering, and rank in it. The oldest are forgotten.
 _last_met: dict[tuple[str, int], Identity] = {}
 
 
@@ -70,6 +71,9 @@ def meet(numbering: str, members: Sequence[int], identities: Sequence[Identity])
     """This process is in a group with these."""
     with _lock:
         _last_met.update({(numbering, rank): one for rank, one in zip(members, identities, strict=True)})
+        # Programs may make any number of groups.
+        for key in list(_last_met)[: len(_last_met) - _MOST_KEPT]:
+            del _last_met[key]
 
 
 def has_met(numbering: str, rank: int, identity: Identity) -> bool:

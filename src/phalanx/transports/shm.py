@@ -90,6 +90,10 @@ class ShmTransport:
         self._statistics = group.statistics
         self._copying = Copying()
 
+    @property
+    def has_left(self) -> bool:
+        return self._group is None
+
     kind = "shm"
 
     @property

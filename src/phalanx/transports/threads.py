@@ -127,6 +127,10 @@ class ThreadsTransport:
     kind = "threads"
 
     @property
+    def has_left(self) -> bool:
+        return self._closed
+
+    @property
     def state(self) -> str:
         failure = self.meeting.failure
         return failures.describe_state(self._info, left=self._closed, forked=self.is_forked, failure=failure)
