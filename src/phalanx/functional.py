@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from phalanx.collectives.checks import check_list
-from phalanx.collectives.numbers import whole_list
+from phalanx.collectives.numbers import whole, whole_list
 from phalanx.group import gradients
 from phalanx.group.gradients import Target, apply
 from phalanx.group.process_group import ProcessGroup
@@ -73,7 +73,7 @@ def reduce(
     Gradient: that of the root's result, on every rank. Gradients of the other ranks' copies do not count.
     """
     target = Target(group_of_call(group, "reduce"), timeout)
-    result: Tensor = apply(gradients.Reduce, target, root, op, False, tensor)
+    result: Tensor = apply(gradients.Reduce, target, _root(target.group, "reduce", root), op, False, tensor)
     return result
 
 
@@ -86,7 +86,7 @@ def broadcast(
     Gradient: the sum of all ranks' gradients on the root, zeros on the others.
     """
     target = Target(group_of_call(group, "broadcast"), timeout)
-    result: Tensor = apply(gradients.Broadcast, target, root, tensor)
+    result: Tensor = apply(gradients.Broadcast, target, _root(target.group, "broadcast", root), tensor)
     return result
 
 
@@ -99,7 +99,7 @@ def gather(
     Gradient: the root's gradient of this rank's tensor. Gradients of the other ranks' zeros do not count.
     """
     target = Target(group_of_call(group, "gather"), timeout)
-    result: tuple[Tensor, ...] = apply(gradients.Gather, target, root, tensor)
+    result: tuple[Tensor, ...] = apply(gradients.Gather, target, _root(target.group, "gather", root), tensor)
     return result
 
 
@@ -115,7 +115,7 @@ def scatter(
     """
     target = Target(group_of_call(group, "scatter"), timeout)
     _check_list(target.group, "scatter", tensors)
-    result: Tensor = apply(gradients.Scatter, target, root, *tensors)
+    result: Tensor = apply(gradients.Scatter, target, _root(target.group, "scatter", root), *tensors)
     return result
 
 
@@ -219,6 +219,12 @@ def _check_list(group: ProcessGroup, op: str, tensors: Any, num: int | None = No
     """Refuses what can't be passed on as several tensors. All else is left to the group's own checks."""
     if not isinstance(tensors, (list, tuple)) or not tensors or len(tensors) != (num or len(tensors)):
         check_list(group._info, op, "tensors", tensors, num)
+
+
+@collective
+def _root(group: ProcessGroup, op: str, root: Any) -> int:
+    """The methods take None for rank 0; here the root must be given."""
+    return whole(group._info, op, "ROOT", "the root", root)
 
 
 @collective
