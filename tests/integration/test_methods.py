@@ -163,6 +163,35 @@ def test_a_root_that_is_given_twice(alone: phalanx.ProcessGroup, name: str, keyw
     assert (caught.value.code, caught.value.op) == ("INVALID:ROOT", name)
 
 
+@pytest.mark.parametrize(
+    ("name", "num_tensors"), [("broadcast", 1), ("all_gather_single", 2), ("all_to_all_single", 2), ("barrier", 0)]
+)
+def test_a_group_or_a_store_is_no_timeout(alone: phalanx.ProcessGroup, name: str, num_tensors: int) -> None:
+    """Both have an attribute of that name, and torch's functions take a group there."""
+    tensors = [torch.ones(2) for _ in range(num_tensors)]
+    for wrong in (alone, dist.HashStore()):
+        with pytest.raises(phalanx.InvalidCall, match=r"expected a timeout as a .*, got <") as caught:
+            getattr(alone, name)(*tensors, timeout=wrong)
+        assert caught.value.code == "INVALID:TIMEOUT"
+
+
+@pytest.mark.parametrize("name", ["reduce", "broadcast", "gather", "scatter"])
+def test_options_of_another_op_beside_a_root(alone: phalanx.ProcessGroup, name: str) -> None:
+    tensors = [torch.ones(2), [torch.ones(2)]] if name in ("gather", "scatter") else [torch.ones(2)]
+    options = dist.AllreduceOptions()
+    with pytest.raises(phalanx.InvalidCall, match="options that have a root, got an object of class AllreduceO"):
+        getattr(alone, name)(*tensors, root=0, opts=options)
+    with pytest.raises(phalanx.InvalidCall, match="expected the root as an integer, got <"):
+        getattr(alone, name)(*tensors, opts=options)
+
+
+def test_a_reduce_op_is_no_root(alone: phalanx.ProcessGroup) -> None:
+    """torch's reduce ops are integers to Python, and SUM is 0."""
+    op: typing.Any = dist.ReduceOp.SUM
+    with pytest.raises(phalanx.InvalidCall, match=r"expected the root as an integer, got <.*SUM"):
+        alone.reduce(torch.ones(2), op)
+
+
 def test_a_receive_from_any_rank_tells_the_sender() -> None:
     def exchange(rank: int, world: pt.World) -> list[tuple[int, float]]:
         group = group_of(rank, world)
