@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -190,6 +191,40 @@ def test_a_reduce_op_is_no_root(alone: phalanx.ProcessGroup) -> None:
     op: typing.Any = dist.ReduceOp.SUM
     with pytest.raises(phalanx.InvalidCall, match=r"expected the root as an integer, got <.*SUM"):
         alone.reduce(torch.ones(2), op)
+
+
+_OF_ONE_TENSOR: dict[str, typing.Callable[[phalanx.ProcessGroup, torch.Tensor], typing.Any]] = {
+    "all_reduce": lambda g, t: g.all_reduce(t),
+    "all_gather": lambda g, t: g.all_gather([t] * g.size(), t.clone()),
+    "broadcast": lambda g, t: g.broadcast(tensor=t.t(), src=0),
+    "all_to_all": lambda g, t: g.all_to_all_single(t, t.clone(), async_op=False),
+    "reduce_scatter": lambda g, t: g.reduce_scatter(output=t, input_list=[t.clone()] * g.size()),
+    "send": lambda g, t: g.send(t, 0),
+    "recv": lambda g, t: g.recv(t.t(), 0),
+}
+
+
+def _call_within_vmap(group: phalanx.ProcessGroup) -> list[str]:
+    told = []
+    for name, call in _OF_ONE_TENSOR.items():
+        with pytest.raises(phalanx.InvalidCall, match="expected tensors that have memory") as caught:
+            torch.func.vmap(lambda tensor, call=call: call(group, tensor) and None)(torch.ones(3, 2, 4))
+        assert (caught.value.op, caught.value.group) == (name, "group")
+        told.append(caught.value.code)
+    tensor = torch.ones(1)
+    group.all_reduce(tensor, async_op=False)
+    assert tensor.item() == 2
+    return told
+
+
+def _call_within_vmap_here(here: Here) -> list[str]:
+    return _call_within_vmap(phalanx.ProcessGroup(here.store(), here.rank, here.size, name="group"))
+
+
+def test_tensors_without_memory_are_refused(tmp_path: Path) -> None:
+    expected = [["INVALID:TENSOR"] * len(_OF_ONE_TENSOR)] * 2
+    assert values(_call_within_vmap_here, 2, tmp_path) == expected
+    assert pt.run(lambda rank, world: _call_within_vmap(group_of(rank, world)), 2, init=False) == expected
 
 
 def test_a_receive_from_any_rank_tells_the_sender() -> None:
