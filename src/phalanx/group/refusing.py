@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from phalanx.collectives.checks import PLAIN_CLASSES
 from phalanx.errors import InvalidCall, PhalanxError
 from phalanx.group.dispatching import tensors_of
 from phalanx.types import GroupInfo
@@ -44,6 +45,8 @@ def explain_missing_memory(info: GroupInfo, op: str, args: tuple[Any, ...], erro
     """
     if not isinstance(error, PhalanxError):
         for tensor in tensors_of(args):
+            if type(tensor) not in PLAIN_CLASSES:
+                continue
             try:
                 tensor.data_ptr()
             except RuntimeError:
