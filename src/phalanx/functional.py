@@ -22,14 +22,14 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from phalanx.collectives.checks import check_list
-from phalanx.collectives.numbers import whole_list
+from phalanx.collectives.checks import check_list, fail
+from phalanx.collectives.numbers import whole, whole_list
 from phalanx.group import gradients
 from phalanx.group.gradients import Target, apply
 from phalanx.group.process_group import ProcessGroup
 from phalanx.group.refusing import collective
 from phalanx.group.scope import group_of_call
-from phalanx.group.torch_compat import not_traced
+from phalanx.group.torch_compat import are_transforms_active, not_traced
 
 __all__ = [
     "all_gather",
@@ -54,8 +54,8 @@ def all_reduce(
 
     Gradient: the sum of all ranks' gradients.
     """
-    target = Target(group_of_call(group, "all_reduce"), timeout)
-    result: Tensor = apply(gradients.AllReduce, target, op, tensor)
+    target = _target(group, "all_reduce", timeout)
+    result: Tensor = apply(gradients.AllReduce, target, _op(target.group, "all_reduce", op), tensor)
     return result
 
 
@@ -72,7 +72,8 @@ def reduce(
 
     Gradient: that of the root's result, on every rank. Gradients of the other ranks' copies do not count.
     """
-    target = Target(group_of_call(group, "reduce"), timeout)
+    target = _target(group, "reduce", timeout)
+    root, op = _root(target.group, "reduce", root), _op(target.group, "reduce", op)
     result: Tensor = apply(gradients.Reduce, target, root, op, False, tensor)
     return result
 
@@ -85,8 +86,8 @@ def broadcast(
 
     Gradient: the sum of all ranks' gradients on the root, zeros on the others.
     """
-    target = Target(group_of_call(group, "broadcast"), timeout)
-    result: Tensor = apply(gradients.Broadcast, target, root, tensor)
+    target = _target(group, "broadcast", timeout)
+    result: Tensor = apply(gradients.Broadcast, target, _root(target.group, "broadcast", root), tensor)
     return result
 
 
@@ -98,8 +99,8 @@ def gather(
 
     Gradient: the root's gradient of this rank's tensor. Gradients of the other ranks' zeros do not count.
     """
-    target = Target(group_of_call(group, "gather"), timeout)
-    result: tuple[Tensor, ...] = apply(gradients.Gather, target, root, tensor)
+    target = _target(group, "gather", timeout)
+    result: tuple[Tensor, ...] = apply(gradients.Gather, target, _root(target.group, "gather", root), tensor)
     return result
 
 
@@ -113,9 +114,9 @@ def scatter(
 
     Gradient: on the root, each rank's gradient for the tensor that it got; zeros on the others.
     """
-    target = Target(group_of_call(group, "scatter"), timeout)
+    target = _target(group, "scatter", timeout)
     _check_list(target.group, "scatter", tensors)
-    result: Tensor = apply(gradients.Scatter, target, root, *tensors)
+    result: Tensor = apply(gradients.Scatter, target, _root(target.group, "scatter", root), *tensors)
     return result
 
 
@@ -127,7 +128,7 @@ def all_gather(
 
     Gradient: the sum of all ranks' gradients of this rank's tensor.
     """
-    target = Target(group_of_call(group, "all_gather"), timeout)
+    target = _target(group, "all_gather", timeout)
     result: tuple[Tensor, ...] = apply(gradients.AllGather, target, None, tensor)
     return result
 
@@ -138,7 +139,7 @@ def all_gather_single(tensor: Tensor, group: ProcessGroup | None = None, *, time
 
     Gradient: the sum of all ranks' gradients of this rank's block.
     """
-    target = Target(group_of_call(group, "all_gather"), timeout)
+    target = _target(group, "all_gather", timeout)
     result: Tensor = apply(gradients.AllGatherSingle, target, tensor)
     return result
 
@@ -155,9 +156,9 @@ def reduce_scatter(
 
     Gradient: rank p's gradient for `tensors[p]`.
     """
-    target = Target(group_of_call(group, "reduce_scatter"), timeout)
+    target = _target(group, "reduce_scatter", timeout)
     _check_list(target.group, "reduce_scatter", tensors, target.group.size())
-    result: Tensor = apply(gradients.ReduceScatter, target, op, *tensors)
+    result: Tensor = apply(gradients.ReduceScatter, target, _op(target.group, "reduce_scatter", op), *tensors)
     return result
 
 
@@ -169,8 +170,8 @@ def reduce_scatter_single(
 
     Gradient: rank p's gradient for block p.
     """
-    target = Target(group_of_call(group, "reduce_scatter"), timeout)
-    result: Tensor = apply(gradients.ReduceScatterSingle, target, op, tensor)
+    target = _target(group, "reduce_scatter", timeout)
+    result: Tensor = apply(gradients.ReduceScatterSingle, target, _op(target.group, "reduce_scatter", op), tensor)
     return result
 
 
@@ -184,7 +185,7 @@ def all_to_all(
 
     Gradient: rank p's gradient for `tensors[p]`.
     """
-    target = Target(group_of_call(group, "all_to_all"), timeout)
+    target = _target(group, "all_to_all", timeout)
     _check_list(target.group, "all_to_all", tensors, target.group.size())
     result: tuple[Tensor, ...] = apply(gradients.AllToAll, target, *tensors)
     return result
@@ -206,7 +207,7 @@ def all_to_all_single(
 
     Gradient: rank p's gradient for block p.
     """
-    target = Target(group_of_call(group, "all_to_all"), timeout)
+    target = _target(group, "all_to_all", timeout)
     received = _splits(target.group, "output_split_sizes", output_split_sizes)
     sent = _splits(target.group, "input_split_sizes", input_split_sizes)
     num_rows = max(sum(received), 0) if received else None
@@ -214,11 +215,49 @@ def all_to_all_single(
     return result
 
 
+def _target(group: ProcessGroup | None, op: str, timeout: timedelta | None) -> Target:
+    target = Target(group_of_call(group, op), timeout)
+    if are_transforms_active():
+        _refuse_transform(target.group, op)
+    return target
+
+
+@collective
+def _refuse_transform(group: ProcessGroup, op: str) -> None:
+    fail(
+        group._info,
+        op,
+        "TENSOR",
+        "expected a call outside of torch.func's transforms, got one within a transform (grad, vmap, jvp, ...)",
+        f"call {op} outside of torch.func; torch.autograd gives its gradients, also those of gradients",
+    )
+
+
 @collective
 def _check_list(group: ProcessGroup, op: str, tensors: Any, num: int | None = None) -> None:
     """Refuses what can't be passed on as several tensors. All else is left to the group's own checks."""
     if not isinstance(tensors, (list, tuple)) or not tensors or len(tensors) != (num or len(tensors)):
         check_list(group._info, op, "tensors", tensors, num)
+
+
+@collective
+def _root(group: ProcessGroup, op: str, root: Any) -> int:
+    """The methods take None for rank 0; here the root must be given."""
+    return whole(group._info, op, "ROOT", "the root", root)
+
+
+@collective
+def _op(group: ProcessGroup, name: str, op: Any) -> Any:
+    """The methods also take options; the backward pass needs the reduce op."""
+    if hasattr(op, "reduceOp"):
+        fail(
+            group._info,
+            name,
+            "REDUCE_OP",
+            f"expected a reduce op, got an object of class {type(op).__name__}",
+            "pass one of torch.distributed.ReduceOp, for example ReduceOp.SUM, and the timeout by keyword",
+        )
+    return op
 
 
 @collective

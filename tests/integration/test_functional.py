@@ -307,6 +307,10 @@ def _refusals(rank: int, world: pt.World) -> list[str]:
         lambda: pf.reduce_scatter_single(torch.tensor(1.0), group),
         lambda: pf.all_reduce(x, group, op="SUM"),
         lambda: pf.all_reduce(x, group, op=ReduceOp.BAND),
+        lambda: pf.all_reduce(x, group, op=dist.AllreduceOptions()),
+        lambda: pf.reduce(x, 0, group, op=dist.ReduceOptions()),
+        lambda: pf.reduce_scatter([x, x], group, op=dist.ReduceScatterOptions()),
+        lambda: pf.reduce_scatter_single(x, group, op=dist.ReduceScatterOptions()),
         lambda: pf.all_to_all_single(torch.ones(3), group),
         lambda: pf.all_to_all_single(x, group, [1]),
         lambda: pf.all_to_all_single(x, group, [3, -1]),
@@ -329,9 +333,28 @@ def _refusals(rank: int, world: pt.World) -> list[str]:
 def test_wrong_arguments(run: Run) -> None:
     num = len(_all_forms(None))
     lists = ["LIST"] * 7
-    rest = ["ROOT"] * 5 + ["SIZE"] * 2 + ["REDUCE_OP"] * 2 + ["SIZE", "LIST", "SIZE", "LIST", "DTYPE", "TIMEOUT"]
+    rest = ["ROOT"] * 5 + ["SIZE"] * 2 + ["REDUCE_OP"] * 6 + ["SIZE", "LIST", "SIZE", "LIST", "DTYPE", "TIMEOUT"]
     expected = ["TENSOR"] * (2 * num) + lists + ["LAYOUT"] * num + ["DEVICE"] * num + rest
     assert run(_refusals, 2, init=False) == [expected] * 2
+
+
+def _transform(rank: int, world: pt.World) -> list[str]:
+    group = plain_group(rank, world)
+    texts = []
+    for transform in (torch.func.vmap, torch.func.grad, torch.func.jacrev):
+        for function in _all_forms(group).values():
+            with pytest.raises(phalanx.InvalidCall, match="expected a call outside of") as caught:
+                transform(function)(torch.ones(2, 2))
+            texts.append(caught.value.code)
+    tensor = torch.ones(2, requires_grad=True)
+    with pytest.raises(phalanx.InvalidCall, match="expected tensors that have memory"):
+        torch.autograd.grad(pf.all_reduce(tensor, group), tensor, torch.eye(2), is_grads_batched=True)
+    assert pf.all_reduce(torch.ones(1), group).item() == 2
+    return texts
+
+
+def test_transforms_of_torch_func_are_refused(run: Run) -> None:
+    assert run(_transform, 2, init=False) == [["INVALID:TENSOR"] * 3 * len(_all_forms(None))] * 2
 
 
 def _time_out(rank: int, world: pt.World) -> None:

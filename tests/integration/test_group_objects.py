@@ -178,6 +178,14 @@ def test_no_method_works_after_shutdown(tmp_path: Path) -> None:
     assert values(_left_here, 2, tmp_path) == [(_all("GROUP:CLOSED"), "left>")] * 2
 
 
+def test_the_error_after_shutdown_names_it() -> None:
+    group = phalanx.ProcessGroup(dist.HashStore(), 0, 1, name="alone")
+    group.shutdown()
+    with pytest.raises(phalanx.GroupError) as caught:
+        group.barrier()
+    assert caught.value.hint == "make a new group, or move this call before shutdown() or destroy_process_group()"
+
+
 def test_no_method_works_after_shutdown_in_threads() -> None:
     def use(rank: int, world: pt.World) -> dict[str, list[str]]:
         with group_of(rank, world) as group:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,6 +162,69 @@ def test_a_root_that_is_given_twice(alone: phalanx.ProcessGroup, name: str, keyw
     with pytest.raises(phalanx.InvalidCall, match="expected one root, got root=1 and rank 0") as caught:
         getattr(alone, name)(*args, **{keyword: 0, "root": 1})
     assert (caught.value.code, caught.value.op) == ("INVALID:ROOT", name)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tensors"), [("broadcast", 1), ("all_gather_single", 2), ("all_to_all_single", 2), ("barrier", 0)]
+)
+def test_a_group_or_a_store_is_no_timeout(alone: phalanx.ProcessGroup, name: str, num_tensors: int) -> None:
+    """Both have an attribute of that name, and torch's functions take a group there."""
+    tensors = [torch.ones(2) for _ in range(num_tensors)]
+    for wrong in (alone, dist.HashStore()):
+        with pytest.raises(phalanx.InvalidCall, match=r"expected a timeout as a .*, got <") as caught:
+            getattr(alone, name)(*tensors, timeout=wrong)
+        assert caught.value.code == "INVALID:TIMEOUT"
+
+
+@pytest.mark.parametrize("name", ["reduce", "broadcast", "gather", "scatter"])
+def test_options_of_another_op_beside_a_root(alone: phalanx.ProcessGroup, name: str) -> None:
+    tensors = [torch.ones(2), [torch.ones(2)]] if name in ("gather", "scatter") else [torch.ones(2)]
+    options = dist.AllreduceOptions()
+    with pytest.raises(phalanx.InvalidCall, match="options that have a root, got an object of class AllreduceO"):
+        getattr(alone, name)(*tensors, root=0, opts=options)
+    with pytest.raises(phalanx.InvalidCall, match="expected the root as an integer, got <"):
+        getattr(alone, name)(*tensors, opts=options)
+
+
+def test_a_reduce_op_is_no_root(alone: phalanx.ProcessGroup) -> None:
+    """torch's reduce ops are integers to Python, and SUM is 0."""
+    op: typing.Any = dist.ReduceOp.SUM
+    with pytest.raises(phalanx.InvalidCall, match=r"expected the root as an integer, got <.*SUM"):
+        alone.reduce(torch.ones(2), op)
+
+
+_OF_ONE_TENSOR: dict[str, typing.Callable[[phalanx.ProcessGroup, torch.Tensor], typing.Any]] = {
+    "all_reduce": lambda g, t: g.all_reduce(t),
+    "all_gather": lambda g, t: g.all_gather([t] * g.size(), t.clone()),
+    "broadcast": lambda g, t: g.broadcast(tensor=t.t(), src=0),
+    "all_to_all": lambda g, t: g.all_to_all_single(t, t.clone(), async_op=False),
+    "reduce_scatter": lambda g, t: g.reduce_scatter(output=t, input_list=[t.clone()] * g.size()),
+    "send": lambda g, t: g.send(t, 0),
+    "recv": lambda g, t: g.recv(t.t(), 0),
+}
+
+
+def _call_within_vmap(group: phalanx.ProcessGroup) -> list[str]:
+    told = []
+    for name, call in _OF_ONE_TENSOR.items():
+        with pytest.raises(phalanx.InvalidCall, match="expected tensors that have memory") as caught:
+            torch.func.vmap(lambda tensor, call=call: call(group, tensor) and None)(torch.ones(3, 2, 4))
+        assert (caught.value.op, caught.value.group) == (name, "group")
+        told.append(caught.value.code)
+    tensor = torch.ones(1)
+    group.all_reduce(tensor, async_op=False)
+    assert tensor.item() == 2
+    return told
+
+
+def _call_within_vmap_here(here: Here) -> list[str]:
+    return _call_within_vmap(phalanx.ProcessGroup(here.store(), here.rank, here.size, name="group"))
+
+
+def test_tensors_without_memory_are_refused(tmp_path: Path) -> None:
+    expected = [["INVALID:TENSOR"] * len(_OF_ONE_TENSOR)] * 2
+    assert values(_call_within_vmap_here, 2, tmp_path) == expected
+    assert pt.run(lambda rank, world: _call_within_vmap(group_of(rank, world)), 2, init=False) == expected
 
 
 def test_a_receive_from_any_rank_tells_the_sender() -> None:

@@ -1,7 +1,8 @@
 """Numbers that callers pass: roots, peers, tags and splits.
 
 Whatever is an integer to Python (`operator.index`) is taken: NumPy's integers, 0-dim integer tensors, bools. Where a
-list is expected, a 1-D tensor or array of integers is taken, too. Everything else is an `InvalidCall`.
+list is expected, a 1-D tensor or array of integers is taken, too. Everything else is an `InvalidCall`, also a reduce
+op, which Python takes for an integer.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import operator
 import reprlib
 from typing import Any, NoReturn
+
+from torch.distributed import ReduceOp
 
 from phalanx.errors import InvalidType
 from phalanx.types import GroupInfo
@@ -20,6 +23,8 @@ def index_of(value: Any) -> int | None:
     """The value as an int; None if it is no integer."""
     if type(value) is int:
         return value
+    if isinstance(value, ReduceOp.RedOpType):
+        return None
     try:
         return operator.index(value)
     except Exception:

@@ -16,6 +16,7 @@ from phalanx.group.dispatching import Form
 from phalanx.group.group import Group
 from phalanx.group.joined import JoinedGroup
 from phalanx.group.profiling import ProfiledWork, call_range
+from phalanx.group.refusing import explain_missing_memory
 from phalanx.group.spellings import only
 from phalanx.group.timeouts import seconds_of
 from phalanx.group.torch_compat import (
@@ -152,6 +153,12 @@ class CallingGroup(JoinedGroup):
         except InvalidCall as error:
             self._group.refuse_message(error, op, *message.known_ends(self._info, op, peer, tag))
             raise
+        except RuntimeError as error:
+            refused = explain_missing_memory(self._info, op, (tensors,), error)
+            if refused is None:
+                raise
+            self._group.refuse_message(refused, op, *message.known_ends(self._info, op, peer, tag))
+            raise refused from error
 
     def _present_message(self, op: str, tensor: Tensor, peer: Any, tag: int, timeout: timedelta | None) -> Work:
         def run(tensor: Tensor) -> Work:

@@ -18,7 +18,6 @@ from torch.distributed import ReduceOp
 from torch.nn.parameter import is_lazy
 
 from phalanx.collectives.checks import HasOwnDispatch, check_tensor, fail
-from phalanx.collectives.numbers import index_of
 from phalanx.collectives.reduction import AVG, PREMUL_SUM, SUM
 from phalanx.group.process_group import ProcessGroup
 from phalanx.group.refusing import collective
@@ -50,8 +49,8 @@ class Target(NamedTuple):
     group: ProcessGroup
     timeout: timedelta | None
 
-    def is_root(self, root: Any) -> bool:
-        return index_of(root) == self.group.rank()
+    def is_root(self, root: int) -> bool:
+        return root == self.group.rank()
 
 
 def apply(function: type[Function], *args: Any) -> Any:
@@ -84,7 +83,7 @@ class Reduce(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, target: Target, root: Any, op: Any, zeros_elsewhere: bool, tensor: Tensor) -> Tensor:
+    def forward(ctx: Any, target: Target, root: int, op: Any, zeros_elsewhere: bool, tensor: Tensor) -> Tensor:
         ctx.target, ctx.root, ctx.op = target, root, op
         output = _copy(target, "reduce", tensor)
         target.group.reduce(output, None, op, target.timeout, root=root, async_op=False)
@@ -100,7 +99,7 @@ class Broadcast(Function):
     """In the backward pass, the root gets the sum of all ranks' gradients, the others get zeros."""
 
     @staticmethod
-    def forward(ctx: Any, target: Target, root: Any, tensor: Tensor) -> Tensor:
+    def forward(ctx: Any, target: Target, root: int, tensor: Tensor) -> Tensor:
         ctx.target, ctx.root = target, root
         make = _copy if target.is_root(root) else _empty_like
         output = make(target, "broadcast", tensor)
@@ -116,7 +115,9 @@ class Gather(Function):
     """In the backward pass, the root scatters its gradients. Ranks that are not the root return zeros."""
 
     @staticmethod
-    def forward(ctx: Any, target: Target, root: Any, tensor: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, target: Target, root: int, tensor: Tensor) -> tuple[Tensor, ...]:
+        # The method takes a list in the first place for the outputs.
+        _check_usable(target, "gather", tensor)
         ctx.target, ctx.root = target, root
         size = target.group.size()
         is_root = target.is_root(root)
@@ -133,7 +134,7 @@ class Scatter(Function):
     """In the backward pass, the root gathers the gradients, the others get zeros."""
 
     @staticmethod
-    def forward(ctx: Any, target: Target, root: Any, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, target: Target, root: int, *tensors: Tensor) -> Tensor:
         ctx.target, ctx.root, ctx.shapes = target, root, _shapes(target, "scatter", tensors)
         output = _empty_like(target, "scatter", tensors[0])
         inputs = list(tensors) if target.is_root(root) else []

@@ -24,7 +24,7 @@ from phalanx.collectives.numbers import whole, whole_list
 from phalanx.errors import InvalidCall
 from phalanx.group import dispatching
 from phalanx.group.calling import CallingGroup
-from phalanx.group.refusing import collective
+from phalanx.group.refusing import collective, explain_missing_memory
 from phalanx.group.spellings import (
     OneList,
     OneTensor,
@@ -94,6 +94,12 @@ class GroupOps(CallingGroup):
         except InvalidCall as error:
             self._group.refuse_call(error)
             raise
+        except RuntimeError as error:
+            refused = explain_missing_memory(self._info, "all_reduce", (tensor,), error)
+            if refused is None:
+                raise
+            self._group.refuse_call(refused)
+            raise refused from error
 
     @collective
     def all_reduce_coalesced(

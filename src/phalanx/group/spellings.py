@@ -58,10 +58,10 @@ def timing_of(timeout: Any, opts: Any) -> tuple[timedelta | None, Any]:
         timeout, opts = None, timeout
     if timeout is not None or opts is None:
         return timeout, opts
-    limit = getattr(opts, "timeout", None)
-    if limit is None:
+    # Groups and stores have a timeout, too.
+    if not hasattr(opts, "asyncOp"):
         return opts, None
-    return None if limit == NOT_GIVEN else limit, opts
+    return None if opts.timeout == NOT_GIVEN else opts.timeout, opts
 
 
 def root_of(
@@ -71,7 +71,16 @@ def root_of(
     if opts is None and hasattr(rank, "rootRank"):
         rank, opts = None, rank
     elif opts is not None and not hasattr(opts, "rootRank"):
-        rank, opts = given(rank, opts), None
+        if rank is not None or root is not None:
+            raise InvalidType(
+                f"expected options that have a root, got an object of class {type(opts).__name__}",
+                code="INVALID:ROOT",
+                group=info.name,
+                rank=info.rank,
+                op=name,
+                hint=f"pass the options that torch has for {name}, or the root and the timeout by keyword",
+            )
+        rank, opts = opts, None
     if rank is None and root is None:
         return 0 if opts is None else opts.rootRank, *timing_of(timeout, opts)
     ranks = [whole(info, name, "ROOT", "the root", one) for one in (root, rank) if one is not None]

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch._C import DispatchKey, _distributed_c10d
+from torch._C import _are_functorch_transforms_active as are_transforms_active
 from torch._C import _len_torch_dispatch_stack as num_dispatch_modes
 from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
 from torch._C._dynamo import eval_frame
@@ -39,6 +40,7 @@ __all__ = [
     "GroupName",
     "OwnWorlds",
     "ProfilerRange",
+    "are_transforms_active",
     "at_end_of_backward",
     "boxed_reduce_op",
     "can_dispatch",

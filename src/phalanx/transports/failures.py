@@ -47,7 +47,7 @@ _REFUSALS: dict[int, tuple[type[PhalanxError], str, str, str]] = {
         GroupError,
         "GROUP:CLOSED",
         "the group was destroyed on this rank",
-        "make a new group, or move this call before destroy_process_group()",
+        "make a new group, or move this call before shutdown() or destroy_process_group()",
     ),
     _native.FORKED: (
         GroupError,
