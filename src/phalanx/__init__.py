@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from phalanx.group.scope import current_process_group, process_group
     from phalanx.statistics import OpStatistics
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Aborted",
