@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from phalanx.group import merging, names, splitting
 from phalanx.group.group import Group
-from phalanx.group.joined import JoinedGroup, check_store
+from phalanx.group.joined import JoinedGroup
 from phalanx.group.refusing import collective
 from phalanx.group.timeouts import seconds_of
 from phalanx.group.torch_compat import not_traced
@@ -76,10 +76,9 @@ class DerivableGroup(JoinedGroup):
         size = merging.check_size(info, size)
         chosen = splitting.check_name(info, "merge_remote_group", name)
         seconds = seconds_of(timeout, info, "merge_remote_group")
-        check_store(store, info.name)
-        names.check_free(chosen, "merge_remote_group")
         label = chosen or _text(group_desc) or _text(group_name) or "merged"
-        group = merging.merge(self._group, store, size, self._group.timeout if seconds is None else seconds, label)
+        limit = self._group.timeout if seconds is None else seconds
+        group = merging.merge(self._group, store, size, limit, label, named=bool(chosen))
         return self._hand_out_group(group, store, chosen, group_name, group_desc)
 
     def _hand_out_group(
@@ -87,7 +86,7 @@ class DerivableGroup(JoinedGroup):
     ) -> Self:
         made = type(self).around(group, store)
         if chosen:
-            names.take(chosen, made)
+            made._taken = names.take(chosen, made)
         if group_name:
             made._set_group_name(group_name)  # type: ignore[arg-type]
         if group_desc:

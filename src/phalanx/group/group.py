@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 
 from phalanx import _native
 from phalanx.collectives import all_reduce, texts
-from phalanx.errors import InvalidCall, Mismatch
+from phalanx.errors import InvalidCall, Mismatch, PhalanxError
 from phalanx.group import endings
 from phalanx.group.sparse import all_reduce_sparse, entries_of
 from phalanx.statistics import OpStatistics
@@ -18,7 +21,7 @@ from phalanx.transports.base import Pending, Transport
 from phalanx.transports.hooks import observer
 from phalanx.transports.identities import Identity
 from phalanx.transports.refusals import Refusal
-from phalanx.transports.rendezvous import Known, join
+from phalanx.transports.rendezvous import Known, decline, join
 from phalanx.transports.shm import ShmTransport
 from phalanx.types import Call, GroupInfo, Store
 
@@ -134,6 +137,24 @@ class Group:
     def check_whole(self, op: str) -> None:
         """Raises where the group is broken, or a rank is gone. For who waits for something else than a call."""
 
+    def decline(self, store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
+        """Tells those who make a group with this rank why it does not come."""
+
+    @contextlib.contextmanager
+    def steps(self, op: str) -> Iterator[None]:
+        """For a call of several steps: a rank that is interrupted between two of them, as by Ctrl-C, ends the group.
+
+        The other ranks are in the next step, and wait for this rank.
+        """
+        try:
+            yield
+        except PhalanxError:
+            # All ranks raise it, or the group has ended already.
+            raise
+        except BaseException as error:
+            self.abort(f"{op} was interrupted by {endings.last_words(error).partition(chr(10))[0]}")
+            raise
+
     def refuse_call(self, error: InvalidCall) -> None:
         """This rank's arguments were wrong: peers that make the same call wait for it."""
         if self.info.size > 1:
@@ -169,11 +190,13 @@ class Group:
 class _ProcessesGroup(Group):
     """A group of processes: it ends with this one, and has a quick way for frequent calls."""
 
-    __slots__ = ("_quick",)
+    __slots__ = ("_lock", "_process", "_quick")
 
     def __init__(self, transport: ShmTransport, info: GroupInfo, timeout: float) -> None:
         super().__init__(transport, info, timeout, transport.identities)
         self._quick = transport
+        # Held during a call of several steps: those of two threads must not mix.
+        self._lock, self._process = threading.Lock(), os.getpid()
         try:
             observer().joined(transport, info, transport.folder)
         finally:
@@ -192,8 +215,19 @@ class _ProcessesGroup(Group):
         transport = splitting.split(self._quick, self.info, info, members, propose, exchange)
         return None if info is None or transport is None else self.around(transport, info, timeout)
 
+    @contextlib.contextmanager
+    def steps(self, op: str) -> Iterator[None]:
+        if self._process != os.getpid():
+            # A thread of the parent may hold it.
+            self._lock, self._process = threading.Lock(), os.getpid()
+        with self._lock, super().steps(op):
+            yield
+
     def check_whole(self, op: str) -> None:
         self._quick.check_whole(op)
+
+    def decline(self, store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
+        decline(store, info, timeout, error)
 
     def words_of_left(self, rank: int) -> str | None:
         return self._quick.words_of_left(rank)

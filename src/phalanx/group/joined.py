@@ -70,6 +70,8 @@ class JoinedGroup(TorchProcessGroup):
     # Whether torch has registered it, and whether errors name it as the program does.
     _is_torchs = False
     _keeps_name = False
+    # The name that no other group of this process may have while this one is open.
+    _taken: names.Key | None = None
 
     def __init__(
         self,
@@ -247,7 +249,8 @@ class JoinedGroup(TorchProcessGroup):
     def shutdown(self) -> None:
         """Leaves the group, and completes before what all ranks have made (`Transport.complete`). Idempotent."""
         self._group.close()
-        names.release(self._info.name, self)
+        if self._taken is not None:
+            names.release(self._taken, self)
 
     def __enter__(self) -> Self:
         return self

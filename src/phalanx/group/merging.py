@@ -7,8 +7,10 @@ from typing import Any
 from phalanx import _native
 from phalanx.collectives.checks import fail
 from phalanx.collectives.numbers import whole
-from phalanx.errors import CallTimeout, GroupError, Mismatch, PeerLost, PhalanxError
+from phalanx.errors import Aborted, CallTimeout, Deadlock, GroupError, Mismatch, PeerLost, PhalanxError
+from phalanx.group import names
 from phalanx.group.group import Group
+from phalanx.group.joined import check_store
 from phalanx.transports.arrivals import Place, Speaker
 from phalanx.transports.hello import Merger, Wish
 from phalanx.transports.rendezvous import Known
@@ -17,7 +19,9 @@ from phalanx.types import GroupInfo, PrefixStore, Store
 __all__ = ["check_size", "merge"]
 
 _OP = "merge_remote_group"
-_KINDS: dict[str, type[PhalanxError]] = {kind.__name__: kind for kind in (CallTimeout, GroupError, PeerLost)}
+_KINDS: dict[str, type[PhalanxError]] = {
+    kind.__name__: kind for kind in (Aborted, CallTimeout, Deadlock, GroupError, PeerLost)
+}
 # Seconds that the others give the first rank beyond the timeout, to tell them of it.
 _TO_TELL = 10.0
 
@@ -36,34 +40,107 @@ def check_size(info: GroupInfo, size: Any) -> int:
     return number
 
 
-def merge(group: Group, store: Store, size: int, timeout: float, name: str) -> Group:
-    """The group of all ranks of this group and of those that come to the same store under the same name."""
+def merge(group: Group, store: Store, size: int, timeout: float, name: str, *, named: bool) -> Group:
+    """The group of all ranks of this group and of those that come to the same store under the same name.
+
+    `named`: the caller has chosen the name.
+    """
     info = group.info
-    _agree(group, size, timeout, name)
-    told = Merger()
-    if info.rank == 0:
-        told = _speak(group, store, size, timeout, name)
-    told = Merger.read(group.exchange(_OP, told.text(), timeout + _TO_TELL)[0].encode())
+    with group.steps(_OP):
+        _agree(group, store, size, timeout, name, named)
+        told = _find_place(group, store, size, timeout, name)
     if told.kind:
         raise _KINDS.get(told.kind, GroupError)(
             told.message, code=told.code, group=info.name, rank=info.rank, op=_OP, seq=group.seq, hint=told.hint
         )
-    # Whoever of this group dies now is found dead by the others of it, who tell all.
+    # Whoever of this group dies now is found dead by the others of it, who tell all. The first ranks are watched by
+    # all: with them, all of a group may be gone.
     own = {told.first + rank: identity for rank, identity in enumerate(group.identities)}
-    known = Known(own, lambda rank: group.words_of_left(rank - told.first) if rank in own else None)
+    known = Known(
+        dict(told.speakers) | own, lambda rank: group.words_of_left(rank - told.first) if rank in own else None
+    )
     return Group.join(
         PrefixStore(told.prefix, store), GroupInfo(name, told.first + info.rank, size), timeout, "", known
     )
 
 
-def _agree(group: Group, size: int, timeout: float, name: str) -> None:
+def _agree(group: Group, store: Store, size: int, timeout: float, name: str, named: bool) -> None:
     """All ranks of this group have come, and want the same."""
     where, _ = _native.origin()
-    wishes = Wish.read_all(group.exchange(_OP, Wish(size, name, where).text(), timeout))
+    problem = code = ""
+    try:
+        check_store(store, group.info.name)
+        if named:
+            names.check_free(name, _OP)
+    except GroupError as error:
+        # The others wait for this rank, and are told.
+        problem, code = error.message, error.code
+    own = Wish(size, name, where, problem, code)
+    wishes = Wish.read_all(group.exchange(_OP, own.text(), timeout))
+    _check_problems(group, wishes)
     for rank, wish in enumerate(wishes):
         field = "SIZE" if wish.size != wishes[0].size else "NAME" if wish.name != wishes[0].name else ""
         if field:
             raise _mismatch(group, f"MISMATCH:{field}", f"rank {rank} does not want the same group as rank 0", wishes)
+
+
+def _check_problems(group: Group, wishes: list[Wish]) -> None:
+    info = group.info
+    found = [(rank, wish) for rank, wish in enumerate(wishes) if wish.problem]
+    if found:
+        raise GroupError(
+            "\n".join(["no group was made", *(f"  {info.describe(rank)}: {wish.problem}" for rank, wish in found)]),
+            code=found[0][1].code,
+            group=info.name,
+            rank=info.rank,
+            op=_OP,
+            seq=group.seq,
+            hint="fix what these ranks name, then merge again on all ranks: the group itself still works",
+        )
+
+
+def _find_place(group: Group, store: Store, size: int, timeout: float, name: str) -> Merger:
+    """What the first rank has to tell; on the others, what it has told."""
+    info, told, place = group.info, Merger(), None
+    try:
+        if info.rank == 0:
+            speaker = Speaker(store, info, name, size, timeout, lambda: group.check_whole(_OP))
+            try:
+                told = _speak(speaker)
+            finally:
+                place = speaker.place
+        return Merger.read(group.exchange(_OP, told.text(), timeout + _TO_TELL)[0].encode())
+    except BaseException as error:
+        if place is not None:
+            # The other groups have gone there, and wait for this one.
+            merged = GroupInfo(name, place.first, size)
+            group.decline(PrefixStore(place.prefix, store), merged, timeout, _not_coming(info, place, error))
+        raise
+
+
+def _speak(speaker: Speaker) -> Merger:
+    try:
+        place = speaker.find()
+    except PhalanxError as error:
+        if speaker.place is not None:
+            raise
+        kind = type(error).__name__
+        return Merger(kind=kind, code=error.code, message=error.message, hint=error.hint or "")
+    return Merger(place.prefix, place.first, place.speakers)
+
+
+def _not_coming(info: GroupInfo, place: Place, error: BaseException) -> PeerLost:
+    reason = error.message if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
+    lost = PeerLost(
+        f"group {info.name!r} could not be merged: {reason}",
+        group=info.name,
+        rank=info.rank,
+        op=_OP,
+        hint="look for an error on the ranks of that group, then merge the others again",
+    )
+    peer = error.peer if isinstance(error, PeerLost) else info.rank
+    lost.peer = place.first + (info.rank if peer is None else peer)
+    return lost
 
 
 def _mismatch(group: Group, code: str, verdict: str, wishes: list[Wish]) -> Mismatch:
@@ -81,12 +158,3 @@ def _mismatch(group: Group, code: str, verdict: str, wishes: list[Wish]) -> Mism
         seq=group.seq,
         hint="pass the same size and name on all ranks; no group was made, and this one still works",
     )
-
-
-def _speak(group: Group, store: Store, size: int, timeout: float, name: str) -> Merger:
-    try:
-        place: Place = Speaker(store, group.info, name, size, timeout, lambda: group.check_whole(_OP)).find()
-    except PhalanxError as error:
-        kind = type(error).__name__
-        return Merger(kind=kind, code=error.code, message=error.message, hint=error.hint or "")
-    return Merger(place.prefix, place.first)

@@ -8,10 +8,27 @@ from weakref import WeakValueDictionary
 from phalanx.errors import GroupError
 from phalanx.transports import threads
 
-__all__ = ["check_free", "find", "release", "take"]
+__all__ = ["MOST_CHARACTERS", "Key", "check_free", "find", "problem_of", "release", "take"]
 
-# By the rank whose group it is, where ranks are threads of one process, and the name.
-_taken: WeakValueDictionary[tuple[int, int, str], Any] = WeakValueDictionary()
+# Errors name several groups, and ranks tell each other of them.
+MOST_CHARACTERS = 1000
+
+# The rank whose group it is, where ranks are threads of one process, and the name.
+Key = tuple[int, int, str]
+_taken: WeakValueDictionary[Key, Any] = WeakValueDictionary()
+
+
+def problem_of(name: object) -> str:
+    """Why this can't be the name of a group; empty: it can."""
+    if not isinstance(name, str) or not name:
+        return f"expected a name as a str that is not empty, got {name!r}"
+    if len(name) > MOST_CHARACTERS:
+        return f"expected a name of at most {MOST_CHARACTERS} characters, got one of {len(name)}"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return f"expected a name that can be encoded as UTF-8, got {name!r}"
+    return ""
 
 
 def find(name: str) -> Any:
@@ -30,16 +47,19 @@ def check_free(name: str, op: str) -> None:
         )
 
 
-def take(name: str, group: object) -> None:
-    _taken[_key(name)] = group
+def take(name: str, group: object) -> Key:
+    """The key with which to release it."""
+    key = _key(name)
+    _taken[key] = group
+    return key
 
 
-def release(name: str, group: object) -> None:
+def release(key: Key, group: object) -> None:
     """The group is open no more."""
-    if _taken.get(_key(name)) is group:
-        del _taken[_key(name)]
+    if _taken.get(key) is group:
+        del _taken[key]
 
 
-def _key(name: str) -> tuple[int, int, str]:
+def _key(name: str) -> Key:
     world = threads.place.world
     return (0, 0, name) if world is None else (id(world), world.environment()[1], name)

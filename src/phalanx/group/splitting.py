@@ -45,9 +45,11 @@ def check_ranks(info: GroupInfo, ranks: Any) -> list[int]:
 
 def check_name(info: GroupInfo, op: str, name: Any) -> str:
     """A name that the caller has given; empty: it has given none."""
-    if name is not None and (not isinstance(name, str) or not name):
-        fail(info, op, "NAME", f"expected a name as a str that is not empty, got {name!r}", "pass a name, or none")
-    return name or ""
+    if name is None:
+        return ""
+    if problem := names.problem_of(name):
+        fail(info, op, "NAME", problem, "pass a name, or none")
+    return str(name)
 
 
 def split(group: Group, ranks: list[int], timeout: float, name: str, *, named: bool) -> Group | None:
@@ -68,7 +70,8 @@ def split(group: Group, ranks: list[int], timeout: float, name: str, *, named: b
         within = [info.global_ranks[rank] for rank in ranks] if info.global_ranks else []
         label = name or f"{info.name}[{key_of_ranks(ranks)}]"
         made = GroupInfo(label, ranks.index(info.rank), len(ranks), within)
-    return group.split(made, ranks, propose, timeout)
+    with group.steps(_OP):
+        return group.split(made, ranks, propose, timeout)
 
 
 def _taken(name: str) -> str:

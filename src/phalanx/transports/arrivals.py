@@ -9,6 +9,7 @@ another, also after failures.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,7 +20,7 @@ from phalanx.errors import CallTimeout, Deadlock, GroupError, PeerLost, PhalanxE
 from phalanx.transports import threads
 from phalanx.transports.exchange import Exchange, Key
 from phalanx.transports.hello import Arrival, Departure, quoted, read_arrival_or_departure
-from phalanx.transports.identities import NOBODY, own_identity, process_namespace
+from phalanx.transports.identities import NOBODY, Identity, own_identity, process_namespace
 from phalanx.types import GroupInfo, Store
 
 __all__ = ["Place", "Speaker"]
@@ -32,10 +33,14 @@ _ABSENT = "find out whether the other groups were made, reach the same store and
 
 
 class Place(NamedTuple):
-    """Under which keys the ranks of the merged group meet, and which rank the first rank of this group has there."""
+    """Under which keys the ranks of the merged group meet, and which rank the first rank of this group has there.
+
+    `speakers` are the first ranks of all groups: their ranks there, and their identities where they can be watched.
+    """
 
     prefix: str
     first: int
+    speakers: list[tuple[int, Identity]]
 
 
 class Speaker:
@@ -55,24 +60,30 @@ class Speaker:
         self._num_read = 0
         # Those who have come and wait, and what has become of this group.
         self._waiting: list[Arrival] = []
-        self._place: Place | None = None
+        self.place: Place | None = None
         self._error: PhalanxError | None = None
         self._peers: dict[str, _native.Peer | None] = {}
 
     def find(self) -> Place:
-        """Waits for the other groups. Raises GroupError, PeerLost or CallTimeout."""
+        """Waits for the other groups. Raises GroupError, PeerLost or CallTimeout.
+
+        Where it raises and `place` is set, the other groups have gone there all the same.
+        """
         world = threads.place.world
         thread = -1 if world is None else world.environment()[1]
         identity, processes = (own_identity(), process_namespace()) if world is None else (NOBODY, "")
         own = Arrival(self._token, self._info.name, self._info.size, self._whole, identity, processes, thread)
         try:
+            # One that is dead is not to be merged with.
+            self._read()
+            self._find_dead()
             self._write(own)
             while True:
                 self._read()
                 if self._error is not None:
                     raise self._error
-                if self._place is not None:
-                    return self._place
+                if self.place is not None:
+                    return self.place
                 self._wait()
         except BaseException as error:
             self._depart(error)
@@ -98,7 +109,7 @@ class Speaker:
         self._waiting.append(arrival)
         num = sum(one.size for one in self._waiting)
         if any(one.whole != arrival.whole for one in self._waiting):
-            lines = [f"  {one.describe()} wants {one.whole} ranks" for one in self._waiting]
+            lines = [f"  {one.describe()} wants {one.whole} in all" for one in self._waiting]
             text = "\n".join(["the groups do not agree how many ranks there are in all", *lines])
             self._let_go(Departure(self._tokens(), GroupError.__name__, text, _SIZES))
         elif num > arrival.whole:
@@ -106,10 +117,19 @@ class Speaker:
             self._let_go(Departure(self._tokens(), GroupError.__name__, "\n".join([verdict, *self._came()]), _SIZES))
         elif num == arrival.whole:
             if self._token in self._tokens():
-                before = self._waiting[: self._tokens().index(self._token)]
                 # Of this merger alone: the number of its last entry in the log.
-                self._place = Place(f"{self._root}/made/{self._num_read}", sum(one.size for one in before))
+                self.place = self._place_of_all(f"{self._root}/made/{self._num_read}")
             self._waiting.clear()
+
+    def _place_of_all(self, prefix: str) -> Place:
+        first, own, speakers, here = 0, 0, [], process_namespace()
+        for one in self._waiting:
+            if one.token == self._token:
+                own = first
+            if one.processes == here and one.identity != NOBODY:
+                speakers.append((first, one.identity))
+            first += one.size
+        return Place(prefix, own, speakers)
 
     def _let_go(self, departure: Departure) -> None:
         if self._token in departure.tokens and self._token in self._tokens():
@@ -131,6 +151,9 @@ class Speaker:
 
     def _depart(self, error: BaseException) -> None:
         """Nobody is to wait for a group that has given up."""
+        # It may have been interrupted before it has read what it wrote itself. The store may be what has failed.
+        with contextlib.suppress(PhalanxError):
+            self._read()
         if self._token not in self._tokens() or self._error is not None:
             return
         if isinstance(error, CallTimeout):
@@ -139,11 +162,8 @@ class Speaker:
             reason = error.message if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
             text = f"group {self._info.name!r} could not be merged: {reason}"
             own = Departure(self._tokens(), PeerLost.__name__, text, _LOST)
-        try:
+        with contextlib.suppress(PhalanxError):
             self._write(own)
-        except PhalanxError:
-            # The store is what has failed.
-            return
 
     def _wait(self) -> None:
         """For the next entry."""

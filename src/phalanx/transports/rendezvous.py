@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from phalanx import _native
-from phalanx.errors import CallTimeout, GroupError, PeerLost
+from phalanx.errors import CallTimeout, GroupError, PeerLost, PhalanxError
 from phalanx.transports import identities, limits, segments
 from phalanx.transports.exchange import Exchange, Key
 from phalanx.transports.hello import Answer, GivenUp, Hello, Note, Offer
@@ -38,7 +38,7 @@ from phalanx.transports.lookout import Known, Lookout, Venue
 from phalanx.transports.shm import ShmTransport
 from phalanx.types import GroupInfo, Store
 
-__all__ = ["Known", "join"]
+__all__ = ["Known", "decline", "join"]
 
 _Value = TypeVar("_Value")
 # Two threads of a rank may come for groups of the same members at once.
@@ -86,6 +86,14 @@ def join(store: Store, info: GroupInfo, timeout: float, scope: str = "", known: 
         raise
     identities.meet(meeting.venue.numbering, info.members, meeting.identities)
     return ShmTransport(group, info, meeting.identities, meeting.folder, meeting.began_ns, meeting.hellos)
+
+
+def decline(store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
+    """Tells the other ranks why this one does not come to a group that they make. Never raises."""
+    meeting = _Meeting(store, info, timeout, "", Known())
+    with contextlib.suppress(PhalanxError):
+        meeting.come()
+    meeting.give_up(error)
 
 
 class _Meeting:
