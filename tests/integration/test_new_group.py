@@ -67,16 +67,15 @@ def test_in_threads_the_world_is_the_environment() -> None:
     assert pt.run(program, ranks=3, init=False) == [(0, 3, 3), (1, 3, 3), (2, 3, 3)]
 
 
-_PROGRAM = """
-import sys, torch, phalanx
+_PROGRAM = r"""
+import os, torch, phalanx
 from datetime import timedelta
 for name in (None, "again", None):
     with phalanx.new_group(timeout=timedelta(seconds=30), name=name) as group:
         tensor = torch.ones(1)
         group.allreduce(tensor).wait()
-        # One write, which the other rank can't divide.
-        sys.stdout.write(f"{group.rank()} {group.size()} {tensor.item()} {group.group_name} {group.timeout}\\n")
-        sys.stdout.flush()
+        line = f"{group.rank()} {group.size()} {tensor.item()} {group.group_name} {group.timeout}"
+        os.write(1, f"{line}\n".encode())
 """
 
 

@@ -1,8 +1,8 @@
 """Numbers that callers pass: roots, peers, tags and splits.
 
 Whatever is an integer to Python (`operator.index`) is taken: NumPy's integers, 0-dim integer tensors, bools. Where a
-list is expected, a 1-D tensor or array of integers is taken, too. Everything else is an `InvalidCall`, also a reduce
-op, which Python takes for an integer.
+list is expected, a range and a 1-D tensor or array of integers are taken, too. Everything else is an `InvalidCall`,
+also a reduce op, which Python takes for an integer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def whole_list(info: GroupInfo, op: str, what: str, values: Any) -> list[int]:
     """Integers as a list; of None an empty one."""
     if values is None:
         return []
-    if not isinstance(values, (list, tuple)):
+    if not isinstance(values, (list, tuple, range)):
         if getattr(values, "ndim", None) != 1 or not hasattr(values, "tolist"):
             _refuse_list(info, op, what, _show(values))
         try:

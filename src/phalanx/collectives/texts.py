@@ -3,7 +3,6 @@ merge_remote_group are made of it."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
 import torch
@@ -29,11 +28,12 @@ def exchange(info: GroupInfo, op: str, run: Callable[[Call], None], text: str) -
 
 
 def _gather(info: GroupInfo, op: str, run: Callable[[Call], None], own: bytes, size: int) -> list[bytes]:
+    # Memory of Python's: torch's own functions would make it on the default device, or none of it in a fake mode.
+    memory = bytearray(info.size * size)
     # Plain tensors, also where the program is in inference mode.
     with torch.inference_mode(False):
         sent = torch.frombuffer(bytearray(own.ljust(size, b"\0")), dtype=torch.uint8)
-        received = torch.empty(info.size * size, dtype=torch.uint8)
+        received = torch.frombuffer(memory, dtype=torch.uint8)
     blocks = Blocks([sent]), Blocks([received], info.size)
     run(Call(op, all_gather.meaning, *blocks, dtype=torch.uint8, count=received.numel()))
-    everything = ctypes.string_at(received.data_ptr(), received.numel())
-    return [everything[rank * size : (rank + 1) * size] for rank in range(info.size)]
+    return [bytes(memory[rank * size : (rank + 1) * size]) for rank in range(info.size)]

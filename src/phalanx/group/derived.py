@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Self
 
-from phalanx.collectives.checks import fail
 from phalanx.group import merging, names, splitting
 from phalanx.group.group import Group
 from phalanx.group.joined import JoinedGroup
@@ -77,13 +76,9 @@ class DerivableGroup(JoinedGroup):
         size = merging.check_size(info, size)
         chosen = splitting.check_name(info, "merge_remote_group", name)
         seconds = seconds_of(timeout, info, "merge_remote_group")
-        if not isinstance(store, Store):
-            text = f"expected a torch.distributed.Store, got {store!r}"
-            fail(info, "merge_remote_group", "STORE", text, "make a TCPStore or FileStore that all groups reach")
         label = chosen or _text(group_desc) or _text(group_name) or "merged"
-        group = merging.merge(
-            self._group, store, size, self._group.timeout if seconds is None else seconds, label, named=bool(chosen)
-        )
+        limit = self._group.timeout if seconds is None else seconds
+        group = merging.merge(self._group, store, size, limit, label, named=bool(chosen))
         return self._hand_out_group(group, store, chosen, group_name, group_desc)
 
     def _hand_out_group(
@@ -91,7 +86,7 @@ class DerivableGroup(JoinedGroup):
     ) -> Self:
         made = type(self).around(group, store)
         if chosen:
-            names.take(chosen, made)
+            made._taken = names.take(chosen, made)
             made._keeps_name = True
         if group_name:
             made._set_group_name(group_name)  # type: ignore[arg-type]

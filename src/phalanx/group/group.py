@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -52,12 +54,6 @@ class Group:
         if world is not None:
             return Group(world.join(store, info, timeout, scope), info, timeout)
         return _ProcessesGroup.around(join(store, info, timeout, scope, known), info, timeout)
-
-    @staticmethod
-    def decline(store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
-        """Tells the ranks that make a group that this one, which they wait for, does not come."""
-        if threads.place.world is None:
-            decline(store, info, timeout, error)
 
     @property
     def seq(self) -> int:
@@ -147,6 +143,24 @@ class Group:
     def check_whole(self, op: str) -> None:
         """Raises where the group is broken, or a rank is gone. For waits outside a call."""
 
+    def decline(self, store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
+        """Tells the ranks that make a group that this one, which they wait for, does not come."""
+
+    @contextlib.contextmanager
+    def steps(self, op: str) -> Iterator[None]:
+        """For a call of several steps: a rank that is interrupted between two of them, as by Ctrl-C, ends the group.
+
+        The other ranks are in the next step, and wait for this rank.
+        """
+        try:
+            yield
+        except PhalanxError:
+            # All ranks raise it, or the group has ended already.
+            raise
+        except BaseException as error:
+            self.abort(f"{op} was interrupted by {endings.last_words(error).partition(chr(10))[0]}")
+            raise
+
     def refuse_call(self, error: InvalidCall) -> None:
         """This rank's arguments were wrong: peers that make the same call wait for it."""
         if self.info.size > 1:
@@ -182,11 +196,13 @@ class Group:
 class _ProcessesGroup(Group):
     """A group of processes: it ends with this one, and has a quick way for frequent calls."""
 
-    __slots__ = ("_quick",)
+    __slots__ = ("_lock", "_process", "_quick")
 
     def __init__(self, transport: ShmTransport, info: GroupInfo, timeout: float) -> None:
         super().__init__(transport, info, timeout, transport.identities)
         self._quick = transport
+        # Held during a call of several steps: those of two threads must not mix.
+        self._lock, self._process = threading.Lock(), os.getpid()
         try:
             observer().joined(transport, info, transport.folder)
         finally:
@@ -205,8 +221,19 @@ class _ProcessesGroup(Group):
         transport = splitting.split(self._quick, self.info, info, members, propose, exchange)
         return None if info is None or transport is None else self.around(transport, info, timeout)
 
+    @contextlib.contextmanager
+    def steps(self, op: str) -> Iterator[None]:
+        if self._process != os.getpid():
+            # A thread of the parent may hold it.
+            self._lock, self._process = threading.Lock(), os.getpid()
+        with self._lock, super().steps(op):
+            yield
+
     def check_whole(self, op: str) -> None:
         self._quick.check_whole(op)
+
+    def decline(self, store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
+        decline(store, info, timeout, error)
 
     def words_of_left(self, rank: int) -> str | None:
         return self._quick.words_of_left(rank)

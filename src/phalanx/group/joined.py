@@ -24,7 +24,7 @@ from phalanx.transports.identities import Identity
 from phalanx.transports.rendezvous import Known
 from phalanx.types import GroupInfo, Store
 
-__all__ = ["JoinedGroup", "MeetingPlace"]
+__all__ = ["JoinedGroup", "MeetingPlace", "check_store"]
 
 _CPU = torch.device("cpu")
 
@@ -70,6 +70,8 @@ class JoinedGroup(TorchProcessGroup):
     # Whether torch has registered it, and whether errors name it as the program does.
     _is_torchs = False
     _keeps_name = False
+    # The name that no other group of this process may have while this one is open.
+    _taken: names.Key | None = None
 
     def __init__(
         self,
@@ -90,12 +92,7 @@ class JoinedGroup(TorchProcessGroup):
                 hint="give every process its own rank below world_size",
             )
         seconds = seconds_to_join(timeout, name)
-        if not isinstance(store, Store):
-            raise GroupError(
-                f"expected a torch.distributed.Store, got {store!r}",
-                group=name,
-                hint="make a TCPStore or FileStore that all ranks reach",
-            )
+        check_store(store, name)
         info = GroupInfo(name, rank, world_size, [_number(name, "ranks", one) for one in global_ranks])
         place = place or MeetingPlace(store)
         self._prepare(Group.join(place.store, info, seconds, place.scope, place.known), store)
@@ -262,7 +259,8 @@ class JoinedGroup(TorchProcessGroup):
         try:
             self._group.close()
         finally:
-            names.release(self)
+            if self._taken is not None:
+                names.release(self._taken, self)
 
     def __enter__(self) -> Self:
         return self
@@ -275,6 +273,15 @@ class JoinedGroup(TorchProcessGroup):
         # The constructor may have raised.
         group = getattr(self, "_group", None)
         return f"<phalanx.{type(self).__name__} {'that was not made' if group is None else group.describe()}>"
+
+
+def check_store(store: object, name: str) -> None:
+    if not isinstance(store, Store):
+        raise GroupError(
+            f"expected a torch.distributed.Store, got {store!r}",
+            group=name,
+            hint="make a TCPStore or FileStore that all ranks reach",
+        )
 
 
 def _number(group: str, what: str, value: object) -> int:

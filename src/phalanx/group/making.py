@@ -38,8 +38,8 @@ def new_group(
     as the program refers to it. Groups of the same ranks and name meet in the order in which they are made.
     """
     label = _NAME if name is None else name
-    if not isinstance(label, str) or not label:
-        raise _wrong(f"expected a name as a str that is not empty, got {name!r}", _NAME, "pass a name, or leave it out")
+    if problem := names.problem_of(label):
+        raise _wrong(problem, _NAME, "pass a name, or leave it out")
     check_timeout(timeout, label)
     if name is not None:
         names.check_free(name, "new_group")
@@ -52,7 +52,7 @@ def new_group(
         raise _wrong(f"expected rank and world_size with a store, got no {missing}", label, f"pass {missing}, too")
     group = ProcessGroup(store, rank, world_size, timeout, name=label)
     if name is not None:
-        names.take(name, group)
+        group._taken = names.take(name, group)
     return group
 
 

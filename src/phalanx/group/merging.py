@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from phalanx import _native
@@ -11,9 +10,8 @@ from phalanx.collectives.numbers import whole
 from phalanx.errors import Mismatch, PeerLost, PhalanxError, kind_of
 from phalanx.group import names
 from phalanx.group.group import Group
-from phalanx.transports.arrivals import Speaker
+from phalanx.transports.arrivals import Place, Speaker
 from phalanx.transports.hello import Merger, Wish
-from phalanx.transports.identities import Identity
 from phalanx.transports.rendezvous import Known
 from phalanx.types import GroupInfo, PrefixStore, Store
 
@@ -44,36 +42,83 @@ def merge(group: Group, store: Store, size: int, timeout: float, name: str, *, n
     `named`: the caller has chosen the name.
     """
     info = group.info
-    _agree(group, size, timeout, name, names.problem_of(name) if named else "")
-    own, others = _speak(group, store, size, timeout, name) if info.rank == 0 else (Merger(), {})
-    try:
-        told = Merger.read(group.exchange(_OP, own.text(), timeout + _TO_TELL)[0].encode())
-    except BaseException as error:
-        if own.prefix:
-            _decline(group, store, GroupInfo(name, own.first, size), own.prefix, timeout, error)
-        raise
+    with group.steps(_OP):
+        _agree(group, store, size, timeout, name, named)
+        told = _find_place(group, store, size, timeout, name)
     if told.kind:
         raise kind_of(told.kind)(
             told.message, code=told.code, group=info.name, rank=info.rank, op=_OP, seq=group.seq, hint=told.hint
         )
-    # Whoever of this group dies now is found dead by the others of it, who tell all. A first rank that dies before it
-    # has told its own group of the merger is found dead by the other first ranks.
-    mine = {told.first + rank: identity for rank, identity in enumerate(group.identities)}
-    known = Known({**others, **mine}, lambda rank: group.words_of_left(rank - told.first) if rank in mine else None)
+    # Whoever of this group dies now is found dead by the others of it, who tell all. The first ranks are watched by
+    # all: with them, all of a group may be gone.
+    own = {told.first + rank: identity for rank, identity in enumerate(group.identities)}
+    known = Known(
+        dict(told.speakers) | own, lambda rank: group.words_of_left(rank - told.first) if rank in own else None
+    )
     return Group.join(
         PrefixStore(told.prefix, store), GroupInfo(name, told.first + info.rank, size), timeout, "", known
     )
 
 
-def _agree(group: Group, size: int, timeout: float, name: str, problem: str) -> None:
+def _agree(group: Group, store: Store, size: int, timeout: float, name: str, named: bool) -> None:
     """All ranks of this group have come, and want the same."""
     where, _ = _native.origin()
-    wishes = Wish.read_all(group.exchange(_OP, Wish(size, name, where, problem).text(), timeout))
+    problem, code = names.describe_taken(name) if named else "", "GROUP:NAME"
+    if not isinstance(store, Store):
+        problem, code = f"expected a torch.distributed.Store, got {store!r}", "GROUP"
+    # A rank that can't take part tells the others, which wait for it.
+    wishes = Wish.read_all(group.exchange(_OP, Wish(size, name, where, problem, code).text(), timeout))
+    code = next((wish.code for wish in wishes if wish.problem), "")
+    hint = "fix what these ranks name, then merge again on all ranks: the group itself still works"
+    names.check_problems(group.info, _OP, group.seq, [wish.problem for wish in wishes], code, hint)
     for rank, wish in enumerate(wishes):
         field = "SIZE" if wish.size != wishes[0].size else "NAME" if wish.name != wishes[0].name else ""
         if field:
             raise _mismatch(group, f"MISMATCH:{field}", f"rank {rank} does not want the same group as rank 0", wishes)
-    names.check_problems(group.info, _OP, group.seq, [wish.problem for wish in wishes])
+
+
+def _find_place(group: Group, store: Store, size: int, timeout: float, name: str) -> Merger:
+    """What the first rank has to tell; on the others, what it has told."""
+    info, told, place = group.info, Merger(), None
+    try:
+        if info.rank == 0:
+            speaker = Speaker(store, info, name, size, timeout, lambda: group.check_whole(_OP))
+            try:
+                told = _speak(speaker)
+            finally:
+                place = speaker.place
+        return Merger.read(group.exchange(_OP, told.text(), timeout + _TO_TELL)[0].encode())
+    except BaseException as error:
+        if place is not None:
+            # The other groups have gone there, and wait for this one.
+            merged = GroupInfo(name, place.first, size)
+            group.decline(PrefixStore(place.prefix, store), merged, timeout, _not_coming(info, place, error))
+        raise
+
+
+def _speak(speaker: Speaker) -> Merger:
+    try:
+        place = speaker.find()
+    except PhalanxError as error:
+        if speaker.place is not None:
+            raise
+        kind = type(error).__name__
+        return Merger(kind=kind, code=error.code, message=error.message, hint=error.hint or "")
+    return Merger(place.prefix, place.first, place.speakers)
+
+
+def _not_coming(info: GroupInfo, place: Place, error: BaseException) -> PeerLost:
+    reason = error.message if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
+    lost = PeerLost(
+        f"group {info.name!r} could not be merged: {reason}",
+        group=info.name,
+        rank=info.rank,
+        op=_OP,
+        hint="look for an error on the ranks of that group, then merge the others again",
+    )
+    peer = error.peer if isinstance(error, PeerLost) else info.rank
+    lost.peer = place.first + (info.rank if peer is None else peer)
+    return lost
 
 
 def _mismatch(group: Group, code: str, verdict: str, wishes: list[Wish]) -> Mismatch:
@@ -91,28 +136,3 @@ def _mismatch(group: Group, code: str, verdict: str, wishes: list[Wish]) -> Mism
         seq=group.seq,
         hint="pass the same size and name on all ranks; no group was made, and this one still works",
     )
-
-
-def _speak(group: Group, store: Store, size: int, timeout: float, name: str) -> tuple[Merger, Mapping[int, Identity]]:
-    """What this group is told, and the first ranks of the others."""
-    try:
-        place = Speaker(store, group.info, name, size, timeout, lambda: group.check_whole(_OP)).find()
-    except PhalanxError as error:
-        kind = type(error).__name__
-        return Merger(kind=kind, code=error.code, message=error.message, hint=error.hint or ""), {}
-    return Merger(place.prefix, place.first), place.others
-
-
-def _decline(group: Group, store: Store, info: GroupInfo, prefix: str, timeout: float, error: BaseException) -> None:
-    """Tells the ranks of the other groups, which make the merged group `info`, that this group does not come."""
-    reason = error.message if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
-    lost = PeerLost(
-        f"group {group.info.name!r} could not be merged: {reason}",
-        group=info.name,
-        rank=info.rank,
-        op=_OP,
-        hint=error.hint if isinstance(error, PhalanxError) else f"look for an error in group {group.info.name!r}",
-    )
-    peer = error.peer if isinstance(error, PeerLost) else None
-    lost.peer = info.rank + (peer or 0)
-    Group.decline(PrefixStore(prefix, store), info, timeout, lost)

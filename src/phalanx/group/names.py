@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -10,10 +10,32 @@ from phalanx.errors import GroupError
 from phalanx.transports import threads
 from phalanx.types import GroupInfo
 
-__all__ = ["check_free", "check_problems", "problem_of", "release", "take"]
+__all__ = ["Key", "check_free", "check_problems", "describe_taken", "problem_of", "release", "take"]
+
+# Errors name several groups, and ranks tell each other of them.
+_MOST_CHARACTERS = 1000
 
 # By world and rank, where ranks are threads of one process, and by name.
-_taken: WeakValueDictionary[tuple[object, int, str], Any] = WeakValueDictionary()
+Key = tuple[object, int, str]
+_taken: WeakValueDictionary[Key, Any] = WeakValueDictionary()
+
+
+def problem_of(name: object) -> str:
+    """Why this can't be the name of a group; empty: it can."""
+    if not isinstance(name, str) or not name:
+        return f"expected a name as a str that is not empty, got {name!r}"
+    if len(name) > _MOST_CHARACTERS:
+        return f"expected a name of at most {_MOST_CHARACTERS} characters, got one of {len(name)}"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return f"expected a name that can be encoded as UTF-8, got {name!r}"
+    return ""
+
+
+def describe_taken(name: str) -> str:
+    """What a rank tells the others where it can't use the name again; empty where it can."""
+    return f"the name {name!r} is taken: it is in an open group of that name" if _key(name) in _taken else ""
 
 
 def check_free(name: str, op: str) -> None:
@@ -27,36 +49,36 @@ def check_free(name: str, op: str) -> None:
         )
 
 
-def problem_of(name: str) -> str:
-    """What a rank tells the others where it can't use the name; empty where it can."""
-    return f"the name {name!r} is taken: it is in an open group of that name" if _key(name) in _taken else ""
-
-
-def check_problems(info: GroupInfo, op: str, seq: int, problems: Iterable[str]) -> None:
-    """Raises if any rank has a problem with the name. `problems` are those of all ranks, so all of them raise."""
+def check_problems(
+    info: GroupInfo, op: str, seq: int, problems: Sequence[str], code: str = "GROUP:NAME", hint: str | None = None
+) -> None:
+    """Raises if any rank can't take part. `problems` are those of all ranks, so all of them raise."""
     lines = [f"  {info.describe(rank)}: {problem}" for rank, problem in enumerate(problems) if problem]
     if lines:
         raise GroupError(
             "\n".join(["no group was made", *lines]),
-            code="GROUP:NAME",
+            code=code,
             group=info.name,
             rank=info.rank,
             op=op,
             seq=seq,
-            hint="shut down the other group of that name first, or choose another name",
+            hint=hint or "shut down the other group of that name first, or choose another name",
         )
 
 
-def take(name: str, group: object) -> None:
-    _taken[_key(name)] = group
+def take(name: str, group: object) -> Key:
+    """The key with which to release it."""
+    key = _key(name)
+    _taken[key] = group
+    return key
 
 
-def release(group: object) -> None:
-    """The group is no longer open. Its name may have changed since it was taken, and its world may have ended."""
-    for key in [key for key, holder in _taken.items() if holder is group]:
+def release(key: Key, group: object) -> None:
+    """The group is no longer open."""
+    if _taken.get(key) is group:
         _taken.pop(key, None)
 
 
-def _key(name: str) -> tuple[object, int, str]:
+def _key(name: str) -> Key:
     world = threads.place.world
     return world, 0 if world is None else world.environment()[1], name

@@ -45,22 +45,18 @@ def check_ranks(info: GroupInfo, ranks: Any) -> list[int]:
 
 def check_name(info: GroupInfo, op: str, name: Any) -> str:
     """A name that the caller has given; empty: it has given none."""
-    if name is not None and (not isinstance(name, str) or not name):
-        fail(
-            info,
-            op,
-            "NAME",
-            f"expected a name as a str that is not empty, got {name!r}",
-            "pass a name, or leave it out",
-        )
-    return name or ""
+    if name is None:
+        return ""
+    if problem := names.problem_of(name):
+        fail(info, op, "NAME", problem, "pass a name, or leave it out")
+    return str(name)
 
 
 def split(group: Group, ranks: list[int], timeout: float, name: str, *, named: bool) -> Group | None:
     """The smaller group that this rank is in, if it is in one. `named`: the caller has chosen the name."""
     info = group.info
     where, _ = _native.origin()
-    problem = names.problem_of(name) if named and info.rank in ranks else ""
+    problem = names.describe_taken(name) if named and info.rank in ranks else ""
 
     def propose(offer: str) -> list[str]:
         own = Proposal(ranks, name, where, problem, offer)
@@ -74,7 +70,8 @@ def split(group: Group, ranks: list[int], timeout: float, name: str, *, named: b
         within = [info.global_ranks[rank] for rank in ranks] if info.global_ranks else []
         label = name or f"{info.name}[{key_of_ranks(ranks)}]"
         made = GroupInfo(label, ranks.index(info.rank), len(ranks), within)
-    return group.split(made, ranks, propose, timeout)
+    with group.steps(_OP):
+        return group.split(made, ranks, propose, timeout)
 
 
 def _check_agreement(info: GroupInfo, seq: int, proposals: Sequence[Proposal]) -> None:

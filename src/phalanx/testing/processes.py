@@ -60,11 +60,14 @@ class _Worker:
         self.modules: dict[str, _Version] = {}
         _all.add(self)
 
-    def end(self) -> None:
+    def signal(self, number: signal.Signals) -> None:
+        """With all that the rank has started."""
         if self.process.pid is not None:
-            # With all that the rank has started.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+                os.killpg(self.process.pid, number)
+
+    def end(self) -> None:
+        self.signal(signal.SIGKILL)
         self.process.kill()
         self.process.join()
         self.close()
@@ -319,12 +322,18 @@ def _take_one(rank: int, module: _Version | None) -> _Worker:
 
 
 def _give_back(workers: list[_Worker], answers: dict[int, Answer]) -> None:
+    spoilt = []
     for rank, worker in enumerate(workers):
         if rank in answers and answers[rank].clean:
             with _lock:
                 _idle[rank].append(worker)
         else:
-            worker.end()
+            spoilt.append(worker)
+    # Those that live on for a moment have nothing to report of those that were killed first.
+    for worker in spoilt:
+        worker.signal(signal.SIGSTOP)
+    for worker in spoilt:
+        worker.end()
 
 
 @functools.cache

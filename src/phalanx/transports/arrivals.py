@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
-from itertools import accumulate
 from typing import NamedTuple
 
 from phalanx import _native
@@ -33,12 +32,14 @@ _ABSENT = "find out whether the other groups were made, reach the same store and
 
 
 class Place(NamedTuple):
-    """Under which keys the ranks of the merged group meet, and which rank the first rank of this group has there."""
+    """Under which keys the ranks of the merged group meet, and which rank the first rank of this group has there.
+
+    `speakers` are the first ranks of all groups: their ranks there, and their identities where they can be watched.
+    """
 
     prefix: str
     first: int
-    # The first ranks of the other groups, by their rank in the merged group, where their processes can be watched.
-    others: Mapping[int, Identity]
+    speakers: list[tuple[int, Identity]]
 
 
 class Speaker:
@@ -58,12 +59,15 @@ class Speaker:
         self._num_read = 0
         # The groups that have come and wait, and what has become of this group.
         self._waiting: list[Arrival] = []
-        self._place: Place | None = None
+        self.place: Place | None = None
         self._error: PhalanxError | None = None
         self._peers: dict[str, _native.Peer | None] = {}
 
     def find(self) -> Place:
-        """Waits for the other groups. Raises GroupError, PeerLost or CallTimeout."""
+        """Waits for the other groups. Raises GroupError, PeerLost or CallTimeout.
+
+        Where it raises and `place` is set, the other groups have gone there all the same.
+        """
         world = threads.place.world
         thread = -1 if world is None else world.environment()[1]
         identity, processes = (own_identity(), process_namespace()) if world is None else (NOBODY, "")
@@ -77,8 +81,8 @@ class Speaker:
                 self._read()
                 if self._error is not None:
                     raise self._error
-                if self._place is not None:
-                    return self._place
+                if self.place is not None:
+                    return self.place
                 self._wait()
         except BaseException as error:
             self._depart(error)
@@ -104,7 +108,7 @@ class Speaker:
         self._waiting.append(arrival)
         num = sum(one.size for one in self._waiting)
         if any(one.whole != arrival.whole for one in self._waiting):
-            lines = [f"  {one.describe()} wants {one.whole} ranks" for one in self._waiting]
+            lines = [f"  {one.describe()} wants {one.whole} in all" for one in self._waiting]
             text = "\n".join(["the groups do not agree how many ranks there are in all", *lines])
             self._let_go(Departure(self._tokens(), GroupError.__name__, text, _SIZES))
         elif num > arrival.whole:
@@ -112,14 +116,19 @@ class Speaker:
             self._let_go(Departure(self._tokens(), GroupError.__name__, "\n".join([verdict, *self._came()]), _SIZES))
         elif num == arrival.whole:
             if self._token in self._tokens():
-                self._place = self._find_place()
+                # Of this merger alone: the number of its last entry in the log.
+                self.place = self._place_of_all(f"{self._root}/made/{self._num_read}")
             self._waiting.clear()
 
-    def _find_place(self) -> Place:
-        firsts = dict(zip(self._tokens(), accumulate((one.size for one in self._waiting), initial=0), strict=False))
-        others = {firsts[one.token]: one.identity for one in self._waiting if _is_watchable(one)}
-        # Of this merger alone: the number of its last entry in the log.
-        return Place(f"{self._root}/made/{self._num_read}", firsts[self._token], others)
+    def _place_of_all(self, prefix: str) -> Place:
+        first, own, speakers, here = 0, 0, [], process_namespace()
+        for one in self._waiting:
+            if one.token == self._token:
+                own = first
+            if one.processes == here and one.identity != NOBODY:
+                speakers.append((first, one.identity))
+            first += one.size
+        return Place(prefix, own, speakers)
 
     def _let_go(self, departure: Departure) -> None:
         if self._token in departure.tokens and self._token in self._tokens():
@@ -141,17 +150,18 @@ class Speaker:
 
     def _depart(self, error: BaseException) -> None:
         """Tells the other groups not to wait for this one, which gives up."""
-        # The store may be what has failed.
+        # It may have been interrupted before it has read what it wrote itself. The store may be what has failed.
         with contextlib.suppress(PhalanxError):
             self._read()
-            if self._token not in self._tokens() or self._error is not None:
-                return
-            if isinstance(error, CallTimeout):
-                own = Departure([self._token], CallTimeout.__name__, "", "")
-            else:
-                reason = error.message if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
-                text = f"group {self._info.name!r} could not be merged: {reason}"
-                own = Departure(self._tokens(), PeerLost.__name__, text, _LOST)
+        if self._token not in self._tokens() or self._error is not None:
+            return
+        if isinstance(error, CallTimeout):
+            own = Departure([self._token], CallTimeout.__name__, "", "")
+        else:
+            reason = error.message if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
+            text = f"group {self._info.name!r} could not be merged: {reason}"
+            own = Departure(self._tokens(), PeerLost.__name__, text, _LOST)
+        with contextlib.suppress(PhalanxError):
             self._write(own)
 
     def _wait(self) -> None:
@@ -183,7 +193,7 @@ class Speaker:
         world = threads.place.world
         if world is not None:
             return arrival.thread >= 0 and world.has_ended(arrival.thread)
-        if not _is_watchable(arrival):
+        if arrival.processes != process_namespace() or arrival.identity == NOBODY:
             return False
         if arrival.token not in self._peers:
             self._peers[arrival.token] = _native.Peer.watch(*arrival.identity)
@@ -209,8 +219,3 @@ class Speaker:
             op=_OP,
             hint=_ABSENT,
         )
-
-
-def _is_watchable(arrival: Arrival) -> bool:
-    """Whether the number of its first rank's process means the same process here."""
-    return arrival.identity != NOBODY and arrival.processes == process_namespace()

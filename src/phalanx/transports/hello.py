@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -185,21 +185,22 @@ class Proposal(_Told):
 
 @dataclass(frozen=True)
 class Wish(_Told):
-    """The size and name of the merged group that a rank wants.
+    """The size and name of the merged group that a rank wants, and from where it asks, in the program.
 
-    `where` is the place in the program that asks for it, `problem` why the rank can't take part after all.
+    `problem` is why the rank can't take part after all, and `code` that of the error which says so.
     """
 
     size: int
     name: str
     where: str
     problem: str = ""
+    code: str = ""
 
     @classmethod
     def read(cls, value: bytes) -> Self:
         fields = _Fields(value)
-        size = fields.number("size", 1, 2**31)
-        return cls(size, *(fields.text(name) for name in ("name", "where", "problem")))
+        texts = (fields.text(name) for name in ("name", "where", "problem", "code"))
+        return cls(fields.number("size", 1, 2**31), *texts)
 
 
 @dataclass(frozen=True)
@@ -269,10 +270,13 @@ def read_arrival_or_departure(value: bytes) -> Arrival | Departure:
 @dataclass(frozen=True)
 class Merger(_Told):
     """What the first rank of a group tells the others of it: under which keys the merged group meets, and the rank that
-    the first rank has there; or the error that it raises."""
+    the first rank has there; or the error that it raises.
+
+    `speakers` are the first ranks of all groups: their ranks there, and their identities where they can be watched."""
 
     prefix: str = ""
     first: int = 0
+    speakers: list[tuple[int, Identity]] = field(default_factory=list)
     kind: str = ""
     code: str = ""
     message: str = ""
@@ -281,7 +285,7 @@ class Merger(_Told):
     @classmethod
     def read(cls, value: bytes) -> Self:
         fields = _Fields(value)
-        where = fields.text("prefix"), fields.number("first", 0, 2**31)
+        where = fields.text("prefix"), fields.number("first", 0, 2**31), fields.known("speakers")
         return cls(*where, *(fields.text(name) for name in ("kind", "code", "message", "hint")))
 
 
@@ -377,13 +381,23 @@ class _Fields:
         return numbers  # type: ignore[no-any-return]
 
     def identity(self) -> Identity:
+        return self._identity("identity", self._fields.get("identity"))
+
+    def known(self, name: str) -> list[tuple[int, Identity]]:
+        """Ranks and their identities."""
+        pairs = self._take(name, list, "ranks with identities")
+        for pair in pairs:
+            if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not int or not 0 <= pair[0] < 2**31:
+                raise self._wrong(name, "ranks with identities")
+        return [(rank, self._identity(name, numbers)) for rank, numbers in pairs]
+
+    def _identity(self, name: str, numbers: Any) -> Identity:
         expected = "process number, start time and program"
-        numbers = self._take("identity", list, expected)
-        if len(numbers) != 3 or not all(type(n) is int for n in numbers):
-            raise self._wrong("identity", expected)
+        if type(numbers) is not list or len(numbers) != 3 or not all(type(n) is int for n in numbers):
+            raise self._wrong(name, expected)
         pid, start, program = numbers
         if not (0 <= pid < 2**31 and 0 <= start < 2**64 and 0 <= program < 2**64):
-            raise self._wrong("identity", expected)
+            raise self._wrong(name, expected)
         return pid, start, program
 
     def _take(self, name: str, kind: type, expected: str) -> Any:

@@ -94,7 +94,7 @@ def decline(store: Store, info: GroupInfo, timeout: float, error: PhalanxError) 
     # Another rank may have given up before, or the store may be what failed.
     with contextlib.suppress(PhalanxError):
         meeting.come()
-        meeting.give_up(error)
+    meeting.give_up(error)
 
 
 class _Meeting:

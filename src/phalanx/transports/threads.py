@@ -329,7 +329,8 @@ class ThreadsTransport:
                 self.meeting.expire(ticket, self._describe_absent(self.meeting.waited_for(ticket)))
 
     def abort(self, reason: str) -> None:
-        if self.is_forked:
+        # One that was killed says nothing any more.
+        if self.is_forked or self._closed:
             return
         with self.meeting.lock:
             self.meeting.fail(_native.FAILURE_ABORTED, rank=self._info.rank, op="barrier", seq=self._seq, text=reason)
