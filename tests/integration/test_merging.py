@@ -245,7 +245,9 @@ def test_the_death_of_a_rank_that_does_not_speak(tmp_path: Path) -> None:
         assert ends[rank].error is None, ends[rank].trace
         assert "group 'side 1' could not be merged: rank 1 died while the group was being made: " in ends[rank].value
     assert ends[2].error is None, ends[2].trace
-    assert "rank 1 died while the group was being made: killed by SIGKILL" in ends[2].value
+    # It may have died before or after its last step.
+    assert "rank 1 died" in ends[2].value
+    assert "killed by SIGKILL" in ends[2].value
 
 
 def _merge_two(here: Here) -> float:
