@@ -57,7 +57,7 @@ NO_ROOT = -1
 class GroupInfo:
     """Who a rank is within its group: what checks and errors need to know."""
 
-    __slots__ = ("__weakref__", "global_ranks", "name", "rank", "size")
+    __slots__ = ("__weakref__", "_job_ranks", "global_ranks", "name", "rank", "size")
 
     def __init__(self, name: str, rank: int, size: int, global_ranks: Sequence[int] = ()) -> None:
         self.name = name
@@ -65,6 +65,16 @@ class GroupInfo:
         self.size = size
         # Those of the group's ranks in the default group, as far as torch knows them.
         self.global_ranks = global_ranks
+        self._job_ranks: Sequence[int] = ()
+
+    @property
+    def job_ranks(self) -> Sequence[int]:
+        """The group's ranks as black boxes number the processes of the job."""
+        return self._job_ranks or self.members
+
+    @job_ranks.setter
+    def job_ranks(self, ranks: Sequence[int]) -> None:
+        self._job_ranks = ranks
 
     @property
     def members(self) -> Sequence[int]:

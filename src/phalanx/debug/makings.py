@@ -16,7 +16,7 @@ from phalanx.transports.identities import Identity
 from phalanx.transports.recording import group_text
 from phalanx.types import NO_REDUCE_OP, NO_ROOT, GroupInfo
 
-__all__ = ["Makings", "rank_in_job"]
+__all__ = ["Makings"]
 
 _NO_FAILURE = 0
 
@@ -74,7 +74,7 @@ class Makings:
             box = own.box
             if box is None and blamed >= 0 and (folder or own.folder):
                 box = own.make(info, folder)
-                own.set_rank(rank_in_job(info), info.size)
+                own.set_rank(info.job_ranks[info.rank], info.size)
             if box is not None and not making.record:
                 for rank, identity in making.identities.items():
                     _watch(own, box, info, rank, identity)
@@ -88,14 +88,8 @@ class Makings:
             _native.end_making()
 
 
-def rank_in_job(info: GroupInfo, rank: int | None = None) -> int:
-    """Of a rank of the group, or of this one."""
-    rank = info.rank if rank is None else rank
-    return info.global_ranks[rank] if info.global_ranks else rank
-
-
 def _watch(own: OwnBox, box: _native.BlackBox, info: GroupInfo, rank: int, identity: Identity) -> None:
-    box.watch_in_making(*identity, rank_in_job(info, rank), str(own.folder or ""))
+    box.watch_in_making(*identity, info.job_ranks[rank], str(own.folder or ""))
 
 
 def _record(box: _native.BlackBox, info: GroupInfo, making: _Making) -> int:

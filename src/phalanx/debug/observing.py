@@ -21,14 +21,14 @@ from phalanx import _native
 from phalanx.debug import answers, flight
 from phalanx.debug.absence import MOST_RECORDS, Asker, describe_absent, last_calls
 from phalanx.debug.finite import describe_not_finite
-from phalanx.debug.makings import Makings, rank_in_job
+from phalanx.debug.makings import Makings
 from phalanx.debug.own_box import own_box
 from phalanx.errors import REPORT_NOTE, InvalidCall, PhalanxError
 from phalanx.log import logger
 from phalanx.printable import printable
 from phalanx.transports import limits
 from phalanx.transports.hooks import Observer, observe
-from phalanx.transports.identities import Identity
+from phalanx.transports.identities import NOBODY, Identity
 from phalanx.transports.levels import logs_creation
 from phalanx.transports.recording import group_text
 from phalanx.transports.refusals import Refusal, awaited_refusals
@@ -119,6 +119,8 @@ class _Watching(Observer):
         self._told: dict[str, int] = {}
         self._numbers = itertools.count(1)
         self._makings = Makings()
+        # The ranks of processes in the job.
+        self._job_ranks: dict[Identity, int] = {}
         # The timer that is to write the trace, if there is one.
         self._dump_timers: dict[str, threading.Timer] = {}
         # Exceptions that were on their way when groups were left or not made, and when: peers know since then.
@@ -167,14 +169,15 @@ class _Watching(Observer):
             return
         own = own_box()
         box = own.make(info, folder)
+        self._number(transport, info)
         if box is not None:
             group.keep_records(box, group_text(info, group.identity), own.path)
         # As of now: tests change it.
         _native.set_slow(slow_seconds(), self.tell_slow, self.tell_refused)
         if box is not None and not self._seen:
-            own.set_rank(rank_in_job(info), info.size)
+            own.set_rank(info.job_ranks[info.rank], info.size)
         if box is not None:
-            group.watch_deaths(box, list(info.global_ranks or range(info.size)), str(own.folder or ""))
+            group.watch_deaths(box, list(info.job_ranks), str(own.folder or ""))
         token = next(self._tokens)
         group.token = token
         self._seen[token] = _Seen(transport, info, lambda _: self._seen.pop(token, None))
@@ -182,6 +185,21 @@ class _Watching(Observer):
         answers.start(self._tell_notes)
         if logs_creation():
             _log_creation(info, group, own.path)
+
+    def _number(self, transport: ShmTransport, info: GroupInfo) -> None:
+        """Finds the ranks of a group in the job. The first group numbers the job, and so does torch's default group.
+
+        Other groups have ranks of their own; their processes are known from the groups before. A process that was never
+        met before has its rank in the group.
+        """
+        if not self._seen:
+            self._job_ranks.clear()
+        if info.global_ranks or not self._seen:
+            self._job_ranks.update(zip(transport.identities, info.members, strict=False))
+            self._job_ranks.pop(NOBODY, None)
+        else:
+            known = [self._job_ranks.get(identity, rank) for rank, identity in enumerate(transport.identities)]
+            info.job_ranks = known if len(set(known)) == info.size else ()
 
     def _asker(self, token: int) -> Asker | None:
         """None where the group is no more."""
@@ -195,7 +213,7 @@ class _Watching(Observer):
     def _path_of(self, rank: int) -> str:
         """The black box of a rank of the job, where this one shares a group with it."""
         for seen in list(self._seen.values()):
-            ranks = list(seen.info.global_ranks or range(seen.info.size))
+            ranks = list(seen.info.job_ranks)
             group = seen.group
             if rank in ranks and group is not None:
                 return group.box_of(ranks.index(rank))

@@ -17,8 +17,7 @@ _DIVIDER = "\x1f"
 
 def group_text(info: GroupInfo, identity: str) -> str:
     """A group as a black box knows it (_core/black_box.hpp). No other group of the job has this identity."""
-    ranks = info.global_ranks or range(info.size)
-    return _DIVIDER.join([info.name, "", str(info.rank), _runs_of(ranks), identity])
+    return _DIVIDER.join([info.name, "", str(info.rank), _runs_of(info.job_ranks), identity])
 
 
 def _runs_of(ranks: Iterable[int]) -> str:
