@@ -5,9 +5,10 @@ Every timeout here is far longer than a test may take: whoever waits for it fail
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -21,7 +22,7 @@ import phalanx
 from phalanx.testing.options import Options
 from phalanx.testing.processes import run_in_processes
 from phalanx.testing.world import World as KitWorld
-from phalanx.transports import segments
+from phalanx.transports import rendezvous, segments
 
 _LONG = 1000.0
 
@@ -88,10 +89,26 @@ def _replaced(here: Here, told_by_call: bool) -> list[object]:
         dist.destroy_process_group()
         here.tell()
         here.hear()
-        seen.append(_told(lambda: _init(here, here.rank)).code)
+        with _coming_together(here):
+            seen.append(_told(lambda: _init(here, here.rank)).code)
     here.tell()
     _init(here, here.rank)
     return [*seen, _sum()]
+
+
+@contextlib.contextmanager
+def _coming_together(here: Here) -> Iterator[None]:
+    """Ranks 0 and 1 come to the same meeting: one that comes when the other has given up would come to its next one."""
+    gate, come = Gate(here), rendezvous._Meeting.come
+
+    def come_together(meeting: rendezvous._Meeting) -> None:
+        come(meeting)
+        gate.open(f"come{here.rank}")
+        gate.wait("come0", "come1")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendezvous._Meeting, "come", come_together)
+        yield
 
 
 @pytest.mark.parametrize("told_by_call", [True, False], ids=["in a call", "in the making"])
