@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from ranks import Here, World, place, shared_files
+from ranks import End, Here, World, place, shared_files
 from test_splitting import make, on_both, run, sum_of
 
 import phalanx
@@ -218,33 +218,32 @@ def _lose_speaker(here: Here) -> str:
     return str(caught.value)
 
 
+def _ends_without(victim: int, folder: Path) -> list[End]:
+    """The victim is killed when both groups wait for a third one."""
+    world = World(_lose_speaker, 4, folder)
+    world.all_told(0, 1, 2, 3)
+    meeting = dist.FileStore(os.fspath(folder / "meeting"), 4)
+    meeting.wait(["phalanx/merges/merged/1", "phalanx/merges/merged/2"], timedelta(seconds=30))
+    world.signal(victim, signal.SIGKILL)
+    ends = world.ends()
+    for rank in {0, 1, 2, 3} - {victim}:
+        assert ends[rank].error is None, ends[rank].trace
+    return ends
+
+
 def test_the_death_of_a_speaker(tmp_path: Path) -> None:
     before = shared_files()
-    world = World(_lose_speaker, 4, tmp_path)
-    world.all_told(0, 1, 2, 3)
-    meeting = dist.FileStore(os.fspath(tmp_path / "meeting"), 4)
-    meeting.wait(["phalanx/merges/merged/1", "phalanx/merges/merged/2"], timedelta(seconds=30))
-    world.signal(2, signal.SIGKILL)
-    ends = world.ends()
+    ends = _ends_without(2, tmp_path)
     for rank in (0, 1):
-        assert ends[rank].error is None, ends[rank].trace
         assert "rank 0 of group 'side 1' of 2 ranks ended while the groups were being merged" in ends[rank].value
-    assert ends[3].error is None, ends[3].trace
     assert "rank 0 died (" in ends[3].value
     assert shared_files() <= before
 
 
 def test_the_death_of_a_rank_that_does_not_speak(tmp_path: Path) -> None:
-    world = World(_lose_speaker, 4, tmp_path)
-    world.all_told(0, 1, 2, 3)
-    meeting = dist.FileStore(os.fspath(tmp_path / "meeting"), 4)
-    meeting.wait(["phalanx/merges/merged/1", "phalanx/merges/merged/2"], timedelta(seconds=30))
-    world.signal(3, signal.SIGKILL)
-    ends = world.ends()
+    ends = _ends_without(3, tmp_path)
     for rank in (0, 1):
-        assert ends[rank].error is None, ends[rank].trace
         assert "group 'side 1' could not be merged: rank 1 died while the group was being made: " in ends[rank].value
-    assert ends[2].error is None, ends[2].trace
     # It may have died before or after its last step.
     assert "rank 1 died" in ends[2].value
     assert "killed by SIGKILL" in ends[2].value

@@ -94,9 +94,8 @@ def _codes_of_call(path: Path, call: ast.Call) -> Iterator[str]:
     if function == "Report":
         yield from (f"MISMATCH:{text}" for text in _capitals(call.args[0]))
     elif path.parts[0] in ("collectives", "group") and path.stem != "torch_compat" and len(call.args) > 2:
-        # _mismatch(info, seq, "RANKS", …); fail(info, op, "ROOT", …) and its like.
-        kind = "MISMATCH" if function == "_mismatch" else "INVALID"
-        yield from (f"{kind}:{text}" for text in _capitals(call.args[2]))
+        # fail(info, op, "ROOT", …) and its like.
+        yield from (f"INVALID:{text}" for text in _capitals(call.args[2]))
 
 
 def test_codes_are_put_together_where_this_test_looks_for_them() -> None:
@@ -111,7 +110,6 @@ def test_codes_are_put_together_where_this_test_looks_for_them() -> None:
         "collectives/checks.py",
         "collectives/numbers.py",
         "group/merging.py",
-        "group/splitting.py",
         "testing/graph.py",
         "transports/failures.py",
     }

@@ -7,8 +7,9 @@ from typing import Any
 from phalanx import _native
 from phalanx.collectives.checks import fail
 from phalanx.collectives.numbers import whole
-from phalanx.errors import Mismatch, PeerLost, PhalanxError, kind_of
+from phalanx.errors import PeerLost, PhalanxError, kind_of
 from phalanx.group import names
+from phalanx.group.agreeing import check_problems, mismatch
 from phalanx.group.group import Group
 from phalanx.transports.arrivals import Place, Speaker
 from phalanx.transports.hello import Merger, Wish
@@ -70,11 +71,14 @@ def _agree(group: Group, store: Store, size: int, timeout: float, name: str, nam
     wishes = Wish.read_all(group.exchange(_OP, Wish(size, name, where, problem, code).text(), timeout))
     code = next((wish.code for wish in wishes if wish.problem), "")
     hint = "fix what these ranks name, then merge again on all ranks: the group itself still works"
-    names.check_problems(group.info, _OP, group.seq, [wish.problem for wish in wishes], code, hint)
+    check_problems(group.info, _OP, group.seq, [wish.problem for wish in wishes], code, hint)
     for rank, wish in enumerate(wishes):
         field = "SIZE" if wish.size != wishes[0].size else "NAME" if wish.name != wishes[0].name else ""
         if field:
-            raise _mismatch(group, f"MISMATCH:{field}", f"rank {rank} does not want the same group as rank 0", wishes)
+            verdict = f"rank {rank} does not want the same group as rank 0"
+            passed = [(f"size {one.size} and the name {one.name!r}", one.where) for one in wishes]
+            hint = "pass the same size and name on all ranks"
+            raise mismatch(group.info, _OP, group.seq, f"MISMATCH:{field}", verdict, passed, hint)
 
 
 def _find_place(group: Group, store: Store, size: int, timeout: float, name: str) -> Merger:
@@ -119,20 +123,3 @@ def _not_coming(info: GroupInfo, place: Place, error: BaseException) -> PeerLost
     peer = error.peer if isinstance(error, PeerLost) else info.rank
     lost.peer = place.first + (info.rank if peer is None else peer)
     return lost
-
-
-def _mismatch(group: Group, code: str, verdict: str, wishes: list[Wish]) -> Mismatch:
-    lines = [
-        f"  rank {rank} passed size {wish.size} and the name {wish.name!r}"
-        + (f", at {wish.where}" if wish.where else "")
-        for rank, wish in enumerate(wishes)
-    ]
-    return Mismatch(
-        "\n".join([verdict, *lines]),
-        code=code,
-        group=group.info.name,
-        rank=group.info.rank,
-        op=_OP,
-        seq=group.seq,
-        hint="pass the same size and name on all ranks; no group was made, and this one still works",
-    )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
 from phalanx.errors import GroupError
 from phalanx.transports import threads
-from phalanx.types import GroupInfo
 
-__all__ = ["Key", "check_free", "check_problems", "describe_taken", "problem_of", "release", "take"]
+__all__ = ["Key", "check_free", "describe_taken", "problem_of", "release", "take"]
 
 # Errors name several groups, and ranks tell each other of them.
 _MOST_CHARACTERS = 1000
@@ -46,23 +44,6 @@ def check_free(name: str, op: str) -> None:
             group=name,
             op=op,
             hint="shut down the other group first, or choose another name",
-        )
-
-
-def check_problems(
-    info: GroupInfo, op: str, seq: int, problems: Sequence[str], code: str = "GROUP:NAME", hint: str | None = None
-) -> None:
-    """Raises if any rank can't take part. `problems` are those of all ranks, so all of them raise."""
-    lines = [f"  {info.describe(rank)}: {problem}" for rank, problem in enumerate(problems) if problem]
-    if lines:
-        raise GroupError(
-            "\n".join(["no group was made", *lines]),
-            code=code,
-            group=info.name,
-            rank=info.rank,
-            op=op,
-            seq=seq,
-            hint=hint or "shut down the other group of that name first, or choose another name",
         )
 
 

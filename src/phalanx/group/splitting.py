@@ -12,8 +12,8 @@ from typing import Any
 from phalanx import _native
 from phalanx.collectives.checks import fail
 from phalanx.collectives.numbers import whole_list
-from phalanx.errors import Mismatch
 from phalanx.group import names
+from phalanx.group.agreeing import check_problems, mismatch
 from phalanx.group.group import Group
 from phalanx.transports.hello import Proposal, key_of_ranks
 from phalanx.types import GroupInfo
@@ -62,7 +62,8 @@ def split(group: Group, ranks: list[int], timeout: float, name: str, *, named: b
         own = Proposal(ranks, name, where, problem, offer)
         proposals = Proposal.read_all(group.exchange(_OP, own.text(), timeout))
         _check_agreement(info, group.seq, proposals)
-        names.check_problems(info, _OP, group.seq, [one.problem for one in proposals])
+        hint = "shut down the other group of that name first, or choose another name"
+        check_problems(info, _OP, group.seq, [one.problem for one in proposals], "GROUP:NAME", hint)
         return [proposal.offer for proposal in proposals]
 
     made = None
@@ -75,34 +76,22 @@ def split(group: Group, ranks: list[int], timeout: float, name: str, *, named: b
 
 
 def _check_agreement(info: GroupInfo, seq: int, proposals: Sequence[Proposal]) -> None:
+    hint = "pass the same list and name on every rank of a list"
     for rank, proposal in enumerate(proposals):
         for member in proposal.ranks:
             other = proposals[member]
+            # Most ranks propose the same, and share what was read.
+            if other is proposal:
+                continue
             # Ranks that are not in a group may name its ranks in any order.
             is_same = other.ranks == proposal.ranks or (
                 rank not in proposal.ranks and sorted(other.ranks) == sorted(proposal.ranks)
             )
             if not is_same:
                 verdict = f"rank {rank} passed {proposal.ranks}, but its member rank {member} passed {other.ranks}"
-                raise _mismatch(info, seq, "RANKS", verdict, proposals, lambda one: str(one.ranks))
+                passed = [(str(one.ranks), one.where) for one in proposals]
+                raise mismatch(info, _OP, seq, "MISMATCH:RANKS", verdict, passed, hint)
             if rank in proposal.ranks and other.name != proposal.name:
                 verdict = f"rank {rank} named the group {proposal.name!r}, but rank {member} named it {other.name!r}"
-                raise _mismatch(info, seq, "NAME", verdict, proposals, lambda one: f"{one.ranks}, {one.name!r}")
-
-
-def _mismatch(
-    info: GroupInfo, seq: int, field: str, verdict: str, proposals: Sequence[Proposal], show: Any
-) -> Mismatch:
-    lines = [
-        f"  rank {rank} passed {show(proposal)}" + (f", at {proposal.where}" if proposal.where else "")
-        for rank, proposal in enumerate(proposals)
-    ]
-    return Mismatch(
-        "\n".join([verdict, *lines]),
-        code=f"MISMATCH:{field}",
-        group=info.name,
-        rank=info.rank,
-        op=_OP,
-        seq=seq,
-        hint="pass the same list and name on every rank of a list; no group was made, and this one still works",
-    )
+                passed = [(f"{one.ranks}, {one.name!r}", one.where) for one in proposals]
+                raise mismatch(info, _OP, seq, "MISMATCH:NAME", verdict, passed, hint)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -74,7 +75,7 @@ def count_of(value: bytes) -> int:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Told(ABC):
     """A JSON object with these fields."""
 
     def text(self) -> str:
@@ -87,8 +88,9 @@ class _Told:
         return [known.get(text) or known.setdefault(text, cls.read(text.encode())) for text in texts]
 
     @classmethod
+    @abstractmethod
     def read(cls, value: bytes) -> Self:
-        raise NotImplementedError
+        """What a rank told; UnreadableError where no rank of this version did."""
 
 
 @dataclass(frozen=True)
