@@ -81,13 +81,13 @@ const char* name_of(Result result) {
 
 std::shared_ptr<MessageTicket> start_message(Group& group, std::chrono::nanoseconds timeout, const Message& message) {
   auto ticket = std::make_shared<MessageTicket>();
-  ticket->sends = message.sends;
-  ticket->peer = message.peer;
-  ticket->tag = message.tag;
-  ticket->dtype = message.dtype;
-  ticket->count = message.count;
+  ticket->call.op = message.sends ? Op::send : Op::recv;
+  ticket->call.peer = message.peer;
+  ticket->call.tag = message.tag;
+  ticket->call.dtype = message.dtype;
+  ticket->call.count = message.count;
   ticket->data = message.data;
-  ticket->origin = {&place_of(group.rank())};
+  ticket->location = &place_of(group.rank());
   const Result refused = refusal(group);
   if (refused == Result::was_broken) group.messages().give_up_if_idle();
   ticket->made = Clock::now();

@@ -93,7 +93,7 @@ template <class Fill>
 std::shared_ptr<CallTicket> start_call(Group& group, std::chrono::nanoseconds timeout, Handing handing, Fill&& fill) {
   auto ticket = std::make_shared<CallTicket>();
   fill(ticket->request);
-  ticket->request.origin = {&place_of(group.rank())};
+  ticket->request.location = &place_of(group.rank());
   const Result refused = refusal(group);
   if (refused == Result::was_broken) group.calls().give_up_if_idle();
   ticket->made = Clock::now();

@@ -55,7 +55,7 @@ std::uint64_t Contents::place(int rank, int block) const {
 
 std::int64_t Contents::number(std::uint64_t place, std::uint64_t i) const {
   const std::uint64_t hash = (place ^ i) * 0x9e3779b97f4a7c15;
-  if (reduce_op < 0) return static_cast<std::int64_t>(dtype == DType::bytes ? hash >> 56 : hash >> 57);
+  if (reduce_op < 0) return static_cast<std::int64_t>(dtype == DType::none ? hash >> 56 : hash >> 57);
   const auto eight = static_cast<std::int64_t>(hash >> 61);
   if (dtype == DType::boolean) return eight > 1;
   switch (static_cast<ReduceOp>(reduce_op)) {

@@ -62,7 +62,7 @@ Plan random_plan(std::uint64_t seed, std::uint64_t index, int size, const Tuning
       plan.contents.reduce_op = static_cast<int>(random.below(kNumReduceOps));
     } while (reduce_kernel(plan.contents.dtype, static_cast<ReduceOp>(plan.contents.reduce_op)) == nullptr);
   } else if (random.one_in(4)) {
-    plan.contents.dtype = DType::bytes;
+    plan.contents.dtype = DType::none;
   }
   const bool one_block = plan.op == Op::all_reduce || plan.op == Op::reduce || plan.op == Op::broadcast;
   const bool may_differ = plan.op == Op::all_gather || plan.op == Op::reduce_scatter || plan.op == Op::all_to_all;

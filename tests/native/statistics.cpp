@@ -81,7 +81,7 @@ Complaints read_beside_calls(Random& random, int size) {
       }));
       const auto message = [&](bool sends, int peer, std::byte* data) {
         messages.push_back(start_message(
-            group, kPatience, {sends, peer, 7, DType::bytes, static_cast<std::int64_t>(kBytes), Piece{data, kBytes}}));
+            group, kPatience, {sends, peer, 7, DType::none, static_cast<std::int64_t>(kBytes), Piece{data, kBytes}}));
       };
       message(true, next, sent.data());
       message(false, last, received.data() + i * kBytes);

@@ -21,7 +21,7 @@ namespace nb = nanobind;
 namespace phalanx {
 
 ReduceFn kernel_of(int dtype, int op) {
-  if (dtype < 0 || dtype >= static_cast<int>(kNumDTypes) || op < 0 || op >= static_cast<int>(kNumReduceOps))
+  if (dtype < 0 || dtype >= static_cast<int>(kNumReducible) || op < 0 || op >= static_cast<int>(kNumReduceOps))
     return nullptr;
   return reduce_kernel(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
 }
@@ -56,19 +56,18 @@ void fill(Blocks& blocks, const Addresses& addresses, const Sizes& sizes, std::s
 
 // What the core takes for granted. Users never see these errors: the layers above check and explain before.
 void check_dtype(int dtype) {
-  if (dtype < 0 || dtype >= static_cast<int>(kNumDTypes)) throw std::invalid_argument("unknown dtype");
+  if (dtype < 0 || dtype > static_cast<int>(DType::other)) throw std::invalid_argument("unknown dtype");
 }
 
 void check_call(const Group& group, int op, int reduce_op, int root, int dtype) {
   if (op < 0 || op >= kNumOps || is_message(static_cast<Op>(op))) throw std::invalid_argument("unknown op");
   check_dtype(dtype);
-  const auto kind = static_cast<Op>(op);
-  const bool reduces = kind == Op::all_reduce || kind == Op::reduce || kind == Op::reduce_scatter;
-  if (reduces && kernel_of(dtype, reduce_op) == nullptr) {
+  const OpTraits& traits = traits_of(static_cast<Op>(op));
+  if (traits.reduces && kernel_of(dtype, reduce_op) == nullptr) {
     throw std::invalid_argument("no kernel for this dtype and reduce op");
   }
-  const bool rooted = kind == Op::broadcast || kind == Op::reduce || kind == Op::gather || kind == Op::scatter;
-  if (rooted && (root < 0 || root >= group.size())) throw std::invalid_argument("root is not a rank of the group");
+  if (traits.rooted && (root < 0 || root >= group.size()))
+    throw std::invalid_argument("root is not a rank of the group");
 }
 
 // Only the main thread has signals to look at. Asked of the system once, and once more after a fork: then the thread
@@ -111,7 +110,7 @@ template <class Fill>
 Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, bool is_async, Fill&& fill_blocks) {
   Request& request = ticket.request;
   request.op = static_cast<Op>(arguments.op);
-  request.reduce_op = arguments.reduce_op;
+  request.reduce_op = static_cast<std::int8_t>(arguments.reduce_op);
   request.root = arguments.root;
   request.dtype = static_cast<DType>(arguments.dtype);
   request.count = arguments.count;
@@ -183,7 +182,7 @@ class LongWait {
     const std::vector<int> missing = lane.missing_for(ticket_);
     const std::uint64_t seq = ticket_.seq.load(std::memory_order_relaxed);
     const bool is_message = phalanx::is_message(op_);
-    const std::uint32_t tag = is_message ? static_cast<const MessageTicket&>(ticket_).tag : 0;
+    const std::uint32_t tag = is_message ? static_cast<const MessageTicket&>(ticket_).call.tag : 0;
     if (is_refused && ticket_.pending()) tell_refused(token_, op_, seq, tag, missing);
     if (is_slow && ticket_.pending()) tell_slow(token_, op_, seq, missing);
   }
@@ -376,8 +375,8 @@ nb::object start_single(Group& group, nb::object kept, int op, int reduce_op, in
 }
 
 nb::object message(Group& group, nb::object kept, bool sends, int peer, std::int64_t tag, int dtype,
-                   std::uint32_t layout, std::int64_t count, double timeout, std::uint64_t address, std::uint64_t size,
-                   nb::handle sizes) {
+                   std::uint32_t unlisted_dtype, std::int64_t count, double timeout, std::uint64_t address,
+                   std::uint64_t size, nb::handle sizes) {
   check_dtype(dtype);
   if (peer >= group.size() || (peer < 0 && (sends || peer != kAnySource))) {
     throw std::invalid_argument("not a peer of the group");
@@ -385,12 +384,13 @@ nb::object message(Group& group, nb::object kept, bool sends, int peer, std::int
   if (tag < 0 || tag > INT32_MAX) throw std::invalid_argument("not a tag");
   const auto refused = [](Result result) -> nb::object { return nb::int_(static_cast<int>(result)); };
   auto ticket = std::make_shared<MessageTicket>();
-  ticket->sends = sends;
-  ticket->peer = peer;
-  ticket->tag = static_cast<std::uint32_t>(tag);
-  ticket->layout = layout;
-  ticket->dtype = static_cast<DType>(dtype);
-  ticket->count = count;
+  Description& call = ticket->call;
+  call.op = sends ? Op::send : Op::recv;
+  call.peer = peer;
+  call.tag = static_cast<std::uint32_t>(tag);
+  call.unlisted_dtype = unlisted_dtype;
+  call.dtype = static_cast<DType>(dtype);
+  call.count = count;
   try {
     ticket->data = to_piece(address, size);
   } catch (const NoMemory&) {
@@ -410,7 +410,7 @@ nb::object message(Group& group, nb::object kept, bool sends, int peer, std::int
   }
   // Who sent it is to be asked of the one under way, also when it has come already.
   if (peer != kAnySource && ticket->result() == Result::finished) return refused(Result::finished);
-  const Op op = ticket->sends ? Op::send : Op::recv;
+  const Op op = call.op;
   return nb::cast(Pending(group, group.messages_lane(), std::move(ticket), std::move(kept), op));
 }
 

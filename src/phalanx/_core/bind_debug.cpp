@@ -44,9 +44,9 @@ nb::tuple sizes_of(const Shape& shape) {
 // A signature with all that a report says of it; transports/signatures.py takes it apart.
 nb::object facts_of(const Descriptor& call, const char* where) {
   if (call.seq == 0) return nb::none();
-  return nb::make_tuple(call.seq, static_cast<int>(call.op), static_cast<int>(call.reduce_op), call.root,
-                        static_cast<int>(call.dtype), call.count, call.layout, call.result, sizes_of(call.shape), where,
-                        static_cast<int>(call.flags));
+  return nb::make_tuple(call.seq, static_cast<int>(call.call.op), static_cast<int>(call.call.reduce_op), call.call.root,
+                        static_cast<int>(call.call.dtype), call.call.count, call.call.layout, call.result,
+                        sizes_of(call.call.shape), where, static_cast<int>(call.call.flags));
 }
 
 // The same on all ranks of the group, and on those of no other group.
@@ -124,23 +124,25 @@ std::uint64_t begin(const HeldBox& held, std::uint32_t group, int op, int reduce
                     std::int64_t count, std::uint32_t tag, std::uint64_t bytes_in, std::uint64_t bytes_out,
                     double timeout, bool async, nb::handle sizes) {
   if (held.box->forked()) return 0;
-  const Shape shape = shape_of(sizes, count);
   BoxCall call;
   call.group = group;
-  call.op = static_cast<Op>(op);
-  call.reduce_op = reduce_op;
-  call.peer = peer;
-  call.dtype = dtype;
-  call.count = count;
-  call.tag = tag;
+  Description& what = call.call;
+  what.op = static_cast<Op>(op);
+  what.reduce_op = static_cast<std::int8_t>(reduce_op);
+  const bool is_message = op < kNumOps && phalanx::is_message(what.op);
+  what.root = is_message ? kNoRank : peer;
+  what.peer = is_message ? peer : kNoRank;
+  what.dtype = static_cast<DType>(dtype);
+  what.count = count;
+  what.tag = tag;
+  what.shape = shape_of(sizes, count);
   call.bytes_in = bytes_in;
   call.bytes_out = bytes_out;
   call.timeout = timeout;
   call.created = Clock::now();
   const Origin origin = origin_of_call();
   call.location = origin.location != nullptr ? held.box->offset_of(*origin.location) : 0;
-  call.flags = origin.flags | (async ? kAsync : 0);
-  call.shape = &shape;
+  what.flags = origin.flags | (async ? kAsync : 0);
   return held.box->begin(call).id();
 }
 

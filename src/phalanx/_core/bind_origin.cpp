@@ -202,7 +202,7 @@ void bind_origin(nb::module_& module) {
   });
   module.def("origin", [] {
     const Origin origin = origin_of_call();
-    return nb::make_tuple(origin.text(), static_cast<int>(origin.flags));
+    return nb::make_tuple(text_of(origin.location), static_cast<int>(origin.flags));
   });
 }
 

@@ -197,28 +197,24 @@ BoxEntry BlackBox::begin(const BoxCall& call) {
   made.state.store(static_cast<std::uint32_t>(CallState::scheduled), std::memory_order_relaxed);
   made.group = call.group;
   made.seq.store(call.seq, std::memory_order_relaxed);
-  made.count = call.count;
+  made.count = call.call.count;
   made.bytes_in = call.bytes_in;
   made.bytes_out = call.bytes_out;
   made.created = nanoseconds(call.created);
   made.started.store(0, std::memory_order_relaxed);
   made.ended.store(0, std::memory_order_relaxed);
   made.location = call.location;
-  made.tag = call.tag;
-  made.peer = call.peer;
-  made.op = static_cast<std::uint8_t>(call.op);
-  made.reduce_op = static_cast<std::int8_t>(call.reduce_op);
-  made.dtype = static_cast<std::uint8_t>(call.dtype);
-  made.flags = call.flags;
+  made.tag = call.call.tag;
+  made.peer = call.call.peer != kNoRank ? call.call.peer : call.call.root;
+  made.op = static_cast<std::uint8_t>(call.call.op);
+  made.reduce_op = call.call.reduce_op;
+  made.dtype = static_cast<std::uint8_t>(call.call.dtype);
+  made.flags = call.call.flags | (call.call.shape.listed ? kListed : 0);
   made.timeout_ms = saturated(call.timeout * 1000);
-  made.num_sizes = 0;
   made.failure = 0;
   made.blamed = 0;
-  if (call.shape != nullptr) {
-    made.num_sizes = call.shape->num;
-    made.flags |= call.shape->listed ? kListed : 0;
-    std::memcpy(made.sizes, call.shape->sizes, sizeof(made.sizes));
-  }
+  made.num_sizes = call.call.shape.num;
+  std::memcpy(made.sizes, call.call.shape.sizes, sizeof(made.sizes));
   made.id.store(id, std::memory_order_release);
   // The ring is too long to stay in the nearest cache: the next call finds its place there.
   const auto* next = reinterpret_cast<const char*>(next_);

@@ -118,20 +118,13 @@ static_assert(sizeof(BoxRecord) == kLine);
 // What a record says of a call when it is made.
 struct BoxCall {
   std::uint32_t group = 0;
-  Op op = Op::barrier;
-  int reduce_op = -1;
-  int dtype = 0;
-  int peer = -1;
-  std::uint32_t tag = 0;
+  Description call;
   std::uint64_t seq = 0;
-  std::int64_t count = 0;
   std::uint64_t bytes_in = 0;
   std::uint64_t bytes_out = 0;
   double timeout = 0;
   Clock::time_point created{};
   std::uint32_t location = 0;
-  std::uint8_t flags = 0;  // CallFlags
-  const Shape* shape = nullptr;
 };
 
 // The record of a call that may still be under way. Does nothing where there is none, or where another has its place.

@@ -30,7 +30,7 @@ std::uint64_t signature_hash(std::uint64_t chain, const Request& request) noexce
   chain = mix(chain, field(request.op) | (field(request.reduce_op) & 0xff) << 8 | field(request.dtype) << 16 |
                          (field(request.root) & 0xffffffff) << 32);
   chain = mix(chain, field(request.count));
-  return mix(chain, request.layout);
+  return mix(chain, field(request.layout) | field(request.unlisted_dtype) << 32);
 }
 
 constexpr std::uint64_t word_of(std::uint64_t seq, std::uint64_t shape, std::uint64_t chain) noexcept {
@@ -159,30 +159,16 @@ bool Call::post() {
 void Call::describe() noexcept {
   Descriptor& mine = segment_.descriptor(rank(), seq_);
   mine.seq = seq_;
-  mine.count = request_->count;
-  mine.factor = request_->factor;
   mine.result = history_.result;
-  mine.root = request_->root;
-  mine.layout = request_->layout;
-  mine.op = static_cast<std::uint8_t>(request_->op);
-  mine.reduce_op = static_cast<std::int8_t>(request_->reduce_op);
-  mine.dtype = static_cast<std::uint8_t>(request_->dtype);
-  mine.flags = request_->origin.flags;
-  mine.shape = request_->shape;
-  mine.location = request_->origin.id();
+  mine.location = id_of(request_->location);
+  mine.call = *request_;
 }
 
 // Of what must be equal on all ranks; 0 for other ops.
 std::uint64_t Call::result_hash() const noexcept {
-  switch (request_->op) {
-    case Op::all_reduce:
-    case Op::all_gather:
-      return hash_of(request_->out);
-    case Op::broadcast:
-      return hash_of(is_root() ? request_->in : request_->out);
-    default:
-      return 0;
-  }
+  if (!traits_of(request_->op).shared_result) return 0;
+  // The root of a broadcast writes nothing.
+  return hash_of(request_->out.empty() ? request_->in : request_->out);
 }
 
 bool Call::meet() {
@@ -263,7 +249,7 @@ void Call::note_shapes(int peer) noexcept {
   if (noted.load(std::memory_order_relaxed) != 0 || noted.exchange(1, std::memory_order_relaxed) != 0) return;
   const auto side = [&](int rank) -> ShapeNote::Side {
     const Descriptor& call = descriptor(rank);
-    return {rank, call.shape, lines_.location_text(rank, call.location)};
+    return {rank, call.call.shape, lines_.location_text(rank, call.location)};
   };
   lines_.note({seq_, request_->op, {side(std::min(rank(), peer)), side(std::max(rank(), peer))}});
 }

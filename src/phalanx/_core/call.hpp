@@ -21,24 +21,15 @@
 
 namespace phalanx {
 
-// What the caller asks for. Blocks hold what the op reads and writes on this rank; see types.py for their forms.
-struct Request {
-  Op op = Op::barrier;
-  int reduce_op = -1;
-  int root = -1;
-  DType dtype = DType::bytes;
-  std::int64_t count = 0;
-  std::uint32_t layout = 0;
-  double factor = 1.0;
+// What the caller asks for: a call, and its memory. Blocks hold what the op reads and writes on this rank; see types.py
+// for their forms.
+struct Request : Description {
   // The caller waits for the call: at Check::full it ends when all ranks have made it and agree.
   bool is_waited_for = false;
-  Shape shape;
-  Origin origin;
+  const Location* location = nullptr;
   Blocks in;
   Blocks out;
 };
-
-enum class Peers { none, root, all };
 
 enum class Advance {
   finished,

@@ -6,7 +6,7 @@
 namespace phalanx {
 
 struct KernelTable {
-  ReduceFn fn[kNumDTypes][kNumReduceOps];  // nullptr where the dtype does not have the op
+  ReduceFn fn[kNumReducible][kNumReduceOps];  // nullptr where the dtype does not have the op
 };
 
 extern const KernelTable kBaselineKernels;

@@ -42,40 +42,8 @@ const Variant& variant() noexcept {
 ReduceFn reduce_kernel(DType dtype, ReduceOp op) noexcept {
   const auto row = static_cast<std::size_t>(dtype);
   const auto column = static_cast<std::size_t>(op);
-  if (row >= kNumDTypes || column >= kNumReduceOps) return nullptr;
+  if (row >= kNumReducible || column >= kNumReduceOps) return nullptr;
   return variant().table->fn[row][column];
-}
-
-std::size_t element_size(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::bytes:
-    case DType::boolean:
-    case DType::uint8:
-    case DType::int8:
-    case DType::float8_e4m3fn:
-    case DType::float8_e5m2:
-    case DType::float8_e4m3fnuz:
-    case DType::float8_e5m2fnuz:
-      return 1;
-    case DType::uint16:
-    case DType::int16:
-    case DType::float16:
-    case DType::bfloat16:
-      return 2;
-    case DType::uint32:
-    case DType::int32:
-    case DType::float32:
-    case DType::complex32:
-      return 4;
-    case DType::uint64:
-    case DType::int64:
-    case DType::float64:
-    case DType::complex64:
-      return 8;
-    case DType::complex128:
-      return 16;
-  }
-  return 1;  // an unknown dtype moves as bytes
 }
 
 const char* kernel_variant() noexcept { return variant().name; }

@@ -11,33 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace phalanx {
+#include "dtypes.hpp"
 
-// The numbers are part of the Python binding (types.py names them) and of the signature.
-enum class DType : std::uint8_t {
-  bytes = 0,  // moves, never reduces
-  boolean = 1,
-  uint8 = 2,
-  int8 = 3,
-  uint16 = 4,
-  int16 = 5,
-  uint32 = 6,
-  int32 = 7,
-  uint64 = 8,
-  int64 = 9,
-  float16 = 10,
-  bfloat16 = 11,
-  float32 = 12,
-  float64 = 13,
-  complex64 = 14,
-  complex128 = 15,
-  float8_e4m3fn = 16,
-  float8_e5m2 = 17,
-  float8_e4m3fnuz = 18,
-  float8_e5m2fnuz = 19,
-  complex32 = 20,  // float16 pairs, accumulated as complex64
-};
-inline constexpr std::size_t kNumDTypes = 21;
+namespace phalanx {
 
 // torch's numbering of ReduceOp.
 enum class ReduceOp : std::uint8_t {
@@ -61,9 +37,6 @@ using ReduceFn = void (*)(void* dst, const void* const* srcs, std::size_t num_sr
 
 // The kernel for this CPU, or nullptr where the dtype does not have the op (see kernels.cpp for the table).
 ReduceFn reduce_kernel(DType dtype, ReduceOp op) noexcept;
-
-// Bytes of one element; 1 for DType::bytes.
-std::size_t element_size(DType dtype) noexcept;
 
 // "avx2" or "baseline": which table reduce_kernel uses. The environment variable PHALANX_KERNELS=baseline
 // selects the baseline on any CPU, read once; it exists so that tests can compare the two.

@@ -24,12 +24,13 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "description.hpp"
 #include "shared_text.hpp"
 
 namespace phalanx {
 
 inline constexpr std::uint64_t kMagic = 0x31584e414c414850;  // "PHALANX1"
-inline constexpr std::uint32_t kVersion = 7;
+inline constexpr std::uint32_t kVersion = 8;
 inline constexpr int kSlots = 4;
 // Twice the slots: a peer that lags by kSlots ticks still finds its word when it compares (see Call::verify_history).
 inline constexpr int kRing = 2 * kSlots;
@@ -44,33 +45,11 @@ inline constexpr int kChunks = 4;
 inline constexpr std::size_t kEnvelopeBytes = 2048;
 inline constexpr std::size_t kInlineBytes = kEnvelopeBytes - 64;
 
-// Places in the program whose text a rank keeps for its peers, and sizes of a tensor or list that a call keeps.
+// Places in the program whose text a rank keeps for its peers.
 inline constexpr std::uint32_t kLocations = 64;
-inline constexpr int kSizesKept = 8;
 
 // How much is compared between ranks.
 enum class Check : std::uint32_t { off = 0, on = 1, full = 2 };
-
-enum class Op : std::uint8_t {
-  barrier = 0,
-  all_reduce = 1,
-  reduce = 2,
-  broadcast = 3,
-  all_gather = 4,
-  gather = 5,
-  scatter = 6,
-  reduce_scatter = 7,
-  all_to_all = 8,
-  // Not collectives: they have no seq in common and never come here as a Request.
-  send = 9,
-  recv = 10,
-  // Steps in which the ranks of a group make another group: they exchange texts.
-  split_group = 11,
-  merge_remote_group = 12,
-};
-inline constexpr int kNumOps = 13;
-
-constexpr bool is_message(Op op) noexcept { return op == Op::send || op == Op::recv; }
 
 enum class FailureKind : std::uint32_t {
   none = 0,
@@ -230,28 +209,12 @@ struct alignas(kLine) LocationLine {
   SharedText<14> text;
 };
 
-// Sizes of the tensor that the signature's count is about, or of the tensors of a list.
-struct Shape {
-  std::uint8_t num = 0;  // saturates; the first kSizesKept are kept
-  bool listed = false;
-  std::uint16_t hash = 0;  // of all of them; 0 where ranks may differ
-  std::uint32_t sizes[kSizesKept] = {};
-};
-
-// A call's signature in full, to explain a mismatch, and what each rank may choose for itself (the factor).
+// A call, described for peers: to explain a mismatch, and for what each rank may choose for itself (the factor).
 struct alignas(kLine) Descriptor {
   std::uint64_t seq;
-  std::int64_t count;
-  double factor;
   std::uint64_t result;  // at Check::full, a hash of what the call before gave
-  std::int32_t root;
-  std::uint32_t layout;
   std::uint32_t location;
-  std::uint8_t op;
-  std::int8_t reduce_op;
-  std::uint8_t dtype;
-  std::uint8_t flags;  // CallFlags
-  Shape shape;
+  Description call;
 };
 
 // What the finder of a mismatch saw of a rank.
@@ -282,7 +245,7 @@ struct alignas(64) Envelope {
   std::uint64_t bytes;
   std::int64_t count;
   std::uint32_t tag;
-  std::uint32_t layout;  // tells dtypes apart that have no code of their own
+  std::uint32_t unlisted_dtype;  // as in Description
   std::uint32_t location;
   std::uint8_t flags;  // CallFlags
   std::uint8_t dtype;

@@ -13,19 +13,14 @@ struct Location {
   std::string parts;  // for the black box: file, line and function, as black_box.hpp has them
 };
 
-// What else is known of the way a call came.
-enum CallFlags : std::uint8_t {
-  kAsync = 1,
-  kInBackward = 2,
-  kByReducer = 4,  // from C++ in the midst of a backward pass: DDP's reducer
-};
+// Of a place that may not be known.
+inline std::uint32_t id_of(const Location* location) noexcept { return location != nullptr ? location->id : 0; }
+inline std::string text_of(const Location* location) { return location != nullptr ? location->text : std::string(); }
 
+// How a call came.
 struct Origin {
   const Location* location = nullptr;
-  std::uint8_t flags = 0;
-
-  std::uint32_t id() const noexcept { return location != nullptr ? location->id : 0; }
-  std::string text() const { return location != nullptr ? location->text : std::string(); }
+  std::uint8_t flags = 0;  // CallFlags
 };
 
 }  // namespace phalanx

@@ -31,8 +31,8 @@ void Messages::submit(TicketPtr ticket) {
   const TicketPtr mine = ticket;
   {
     const std::lock_guard lock(mutex_);
-    auto& numbers = mine->sends ? num_sent_ : num_received_;
-    const std::uint64_t seq = ++numbers[mine->peer == kAnySource ? numbers.size() - 1 : at(mine->peer)];
+    auto& numbers = mine->sends() ? num_sent_ : num_received_;
+    const std::uint64_t seq = ++numbers[mine->call.peer == kAnySource ? numbers.size() - 1 : at(mine->call.peer)];
     ticket->seq.store(seq, std::memory_order_relaxed);
     ticket->entry.number(seq);
     ticket->began = ticket->made;
@@ -56,7 +56,7 @@ void Messages::end(const TicketPtr& ticket, Result result) {
   const auto now = Clock::now();
   count_end();
   member_->blame(*ticket, result);
-  member_->statistics->add(ticket->sends ? Op::send : Op::recv, ticket->cost(result, ticket->data.size, now));
+  member_->statistics->add(ticket->call.op, ticket->cost(result, ticket->data.size, now));
   ticket->end(result, now);
   give_up_if_idle();
 }
@@ -87,12 +87,12 @@ void Messages::take_submitted() {
     } else if (member_->lines.failed() &&
                (gave_up_.load(std::memory_order_acquire) || member_->lines.failed_for_all())) {
       end(ticket, Result::was_broken);
-    } else if (ticket->peer != kAnySource && out_[at(ticket->peer)].given_up) {
+    } else if (ticket->call.peer != kAnySource && out_[at(ticket->call.peer)].given_up) {
       end(ticket, Result::failed);
-    } else if (ticket->sends) {
-      out_[at(ticket->peer)].waiting.push_back(std::move(ticket));
+    } else if (ticket->sends()) {
+      out_[at(ticket->call.peer)].waiting.push_back(std::move(ticket));
     } else if (!find_arrived(ticket)) {
-      ++(ticket->peer == kAnySource ? num_posted_any_ : in_[at(ticket->peer)].num_posted);
+      ++(ticket->call.peer == kAnySource ? num_posted_any_ : in_[at(ticket->call.peer)].num_posted);
       posted_.push_back(std::move(ticket));
     }
   }
@@ -102,30 +102,30 @@ void Messages::take_submitted() {
 bool Messages::find_arrived(const TicketPtr& ticket) {
   const int size = member_->size();
   for (int i = 0; i < size; ++i) {
-    const int from = ticket->peer == kAnySource ? (first_source_ + i) % size : ticket->peer;
-    if (ticket->peer == kAnySource && from == rank_) continue;
+    const int from = ticket->call.peer == kAnySource ? (first_source_ + i) % size : ticket->call.peer;
+    if (ticket->call.peer == kAnySource && from == rank_) continue;
     auto& arrived = in_[at(from)].arrived;
     const auto found = std::find_if(arrived.begin(), arrived.end(),
-                                    [&](const auto& message) { return message->envelope.tag == ticket->tag; });
+                                    [&](const auto& message) { return message->envelope.tag == ticket->call.tag; });
     if (found != arrived.end()) {
       const std::unique_ptr<Arrived> message = std::move(*found);
       arrived.erase(found);
       accept(from, message->number, message->envelope, ticket);
       return true;
     }
-    if (ticket->peer != kAnySource) return false;
+    if (ticket->call.peer != kAnySource) return false;
   }
   return false;
 }
 
 Messages::TicketPtr Messages::find_posted(int from, std::uint32_t tag) {
   const auto found = std::find_if(posted_.begin(), posted_.end(), [&](const TicketPtr& ticket) {
-    return (ticket->peer == from || (ticket->peer == kAnySource && from != rank_)) && ticket->tag == tag;
+    return (ticket->call.peer == from || (ticket->call.peer == kAnySource && from != rank_)) && ticket->call.tag == tag;
   });
   if (found == posted_.end()) return nullptr;
   TicketPtr ticket = std::move(*found);
   posted_.erase(found);
-  --(ticket->peer == kAnySource ? num_posted_any_ : in_[at(from)].num_posted);
+  --(ticket->call.peer == kAnySource ? num_posted_any_ : in_[at(from)].num_posted);
   return ticket;
 }
 
@@ -133,19 +133,20 @@ Messages::TicketPtr Messages::find_posted(int from, std::uint32_t tag) {
 void Messages::accept(int from, std::uint64_t number, const Envelope& envelope, const TicketPtr& ticket) {
   ticket->source.store(from, std::memory_order_relaxed);
   ticket->met = now_;
-  if (ticket->peer == kAnySource) first_source_ = (from + 1) % member_->size();
-  if (envelope.dtype != static_cast<std::uint8_t>(ticket->dtype) || envelope.layout != ticket->layout ||
-      envelope.count != ticket->count || envelope.bytes != ticket->data.size) {
+  if (ticket->call.peer == kAnySource) first_source_ = (from + 1) % member_->size();
+  if (envelope.dtype != static_cast<std::uint8_t>(ticket->call.dtype) ||
+      envelope.unlisted_dtype != ticket->call.unlisted_dtype || envelope.count != ticket->call.count ||
+      envelope.bytes != ticket->data.size) {
     Failure failure{};
     failure.kind = FailureKind::message;
     failure.rank = rank_;
     failure.peer = from;
     failure.op = Op::recv;
     failure.seq = ticket->seq.load(std::memory_order_relaxed);
-    failure.misfit = {envelope.count, ticket->count, ticket->tag, envelope.dtype,
-                      static_cast<std::uint8_t>(ticket->dtype)};
+    failure.misfit = {envelope.count, ticket->call.count, ticket->call.tag, envelope.dtype,
+                      static_cast<std::uint8_t>(ticket->call.dtype)};
     copy_text(failure.where[0], member_->lines.location_text(from, envelope.location));
-    copy_text(failure.where[1], ticket->origin.text());
+    copy_text(failure.where[1], text_of(ticket->location));
     member_->lines.fail(failure, [&](std::uint32_t report) {
       for (int rank = 0; rank < member_->size(); ++rank)
         member_->lines.testify(report, rank, LaneKind::messages, 0, UINT64_MAX);
@@ -179,12 +180,12 @@ bool Messages::announce(int peer, Outgoing& out, ChannelLines& lines) {
   out.reserved = true;
   Envelope& envelope = segment_.envelope(rank_, peer, out.announced);
   envelope.bytes = ticket->data.size;
-  envelope.count = ticket->count;
-  envelope.tag = ticket->tag;
-  envelope.layout = ticket->layout;
-  envelope.dtype = static_cast<std::uint8_t>(ticket->dtype);
-  envelope.location = ticket->origin.id();
-  envelope.flags = ticket->origin.flags;
+  envelope.count = ticket->call.count;
+  envelope.tag = ticket->call.tag;
+  envelope.unlisted_dtype = ticket->call.unlisted_dtype;
+  envelope.dtype = static_cast<std::uint8_t>(ticket->call.dtype);
+  envelope.location = id_of(ticket->location);
+  envelope.flags = ticket->call.flags;
   const bool is_short = envelope.bytes <= kInlineBytes;
   if (is_short && envelope.bytes > 0) std::memcpy(envelope.body, ticket->data.data, envelope.bytes);
   if (!is_short) out.offered.emplace(out.announced, ticket);
@@ -361,7 +362,7 @@ std::vector<Messages::TicketPtr> Messages::tickets_of(int peer) const {
   for (const auto& [number, ticket] : in.to_grant) tickets.push_back(ticket);
   for (const Stream& stream : in.streams) tickets.push_back(stream.ticket);
   for (const TicketPtr& ticket : posted_) {
-    if (ticket->peer == peer) tickets.push_back(ticket);
+    if (ticket->call.peer == peer) tickets.push_back(ticket);
   }
   return tickets;
 }
@@ -376,7 +377,7 @@ std::vector<Messages::TicketPtr> Messages::take_tickets_of(int peer) {
   in.to_grant.clear();
   in.streams.clear();
   in.num_posted = 0;
-  posted_.remove_if([&](const TicketPtr& ticket) { return ticket->peer == peer; });
+  posted_.remove_if([&](const TicketPtr& ticket) { return ticket->call.peer == peer; });
   return tickets;
 }
 
@@ -399,12 +400,11 @@ void Messages::fail_with(int peer) {
 }
 
 Member::Doing Messages::doing(const MessageTicket& ticket) noexcept {
-  return {ticket.sends ? Op::send : Op::recv, ticket.seq.load(std::memory_order_relaxed), ticket.origin.location,
-          ticket.asked};
+  return {ticket.call.op, ticket.seq.load(std::memory_order_relaxed), ticket.location, ticket.asked};
 }
 
 std::vector<int> Messages::peers_of(const MessageTicket& ticket) const {
-  if (ticket.peer != kAnySource) return {ticket.peer};
+  if (ticket.call.peer != kAnySource) return {ticket.call.peer};
   std::vector<int> peers;
   for (int peer = 0; peer < member_->size(); ++peer) {
     if (peer != rank_) peers.push_back(peer);
@@ -467,8 +467,8 @@ void Messages::check() {
   }
   for (const TicketPtr& ticket : posted_) look_at(ticket);
   if (!late) return;
-  member_->report_timeout(doing(*late), peers_of(*late), late->peer, late->tag,
-                          late->sends ? "" : tags_from(peers_of(*late)));
+  member_->report_timeout(doing(*late), peers_of(*late), late->call.peer, late->call.tag,
+                          late->sends() ? "" : tags_from(peers_of(*late)));
   end_all(Result::was_broken, late.get());
 }
 

@@ -26,7 +26,7 @@ void reduce_into(const Call& call, std::byte* to, std::uint64_t bytes, const std
   for (int peer = 0; peer < call.size(); ++peer) {
     const auto i = static_cast<std::size_t>(peer);
     sources[i] = peer == call.rank() ? own : source(peer);
-    if (scaled) factors[i] = call.descriptor(peer).factor;
+    if (scaled) factors[i] = call.descriptor(peer).call.factor;
   }
   call.kernel(to, sources.data(), size, bytes / element_size(call.request().dtype), factors.data());
 }

@@ -99,8 +99,8 @@ class CallTicket : public Ticket {
  public:
   void reopen() noexcept {
     Ticket::reopen();
-    request.origin = Origin();
-    request.shape = Shape();
+    static_cast<Description&>(request) = Description();
+    request.location = nullptr;
   }
   Request request;
   FloatMode float_mode;
@@ -111,16 +111,10 @@ class CallTicket : public Ticket {
 // One side of a message.
 class MessageTicket : public Ticket {
  public:
-  bool sends = false;
-  int peer = -1;  // kAnySource for a receive from whoever comes first
-  std::uint32_t tag = 0;
-  std::uint32_t layout = 0;
-  DType dtype = DType::bytes;
-  std::int64_t count = 0;
+  bool sends() const noexcept { return call.op == Op::send; }
+  Description call;
+  const Location* location = nullptr;
   Piece data{nullptr, 0};
-  Origin origin;
 };
-
-inline constexpr int kAnySource = -1;
 
 }  // namespace phalanx
