@@ -1,10 +1,14 @@
 """Types of the native module (_core/bindings.cpp). tests/unit/test_native.py checks that the names agree."""
 
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
 ANY_SOURCE: int
+DTYPES: tuple[DTypeTraits, ...]
 MAX_RANKS: int
+NUM_REDUCIBLE: int
+OPS: tuple[OpTraits, ...]
 UNKNOWN_STATUS: int
 
 def affinity() -> list[int]: ...
@@ -34,6 +38,40 @@ def set_slow(
     tell: Callable[[int, int, int, list[int]], None] | None,
     tell_refused: Callable[[int, int, int, int, list[int]], None] | None = None,
 ) -> None: ...
+
+class Peers(enum.Enum):
+    none = 0
+    root = 1
+    all = 2
+    peer = 3
+
+class OpTraits:
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_message(self) -> bool: ...
+    @property
+    def rooted(self) -> bool: ...
+    @property
+    def reduces(self) -> bool: ...
+    @property
+    def in_place(self) -> bool: ...
+    @property
+    def shared_result(self) -> bool: ...
+    @property
+    def exchanges_sizes(self) -> bool: ...
+    @property
+    def counts_outputs(self) -> bool: ...
+    @property
+    def others_wait_for(self) -> Peers: ...
+    @property
+    def root_waits_for(self) -> Peers: ...
+
+class DTypeTraits:
+    @property
+    def name(self) -> str: ...
+    @property
+    def width(self) -> int: ...
 
 class Tuning:
     slot_bytes: int

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from phalanx._core_ext import (
     ANY_SOURCE,
+    DTYPES,
     MAX_RANKS,
+    NUM_REDUCIBLE,
+    OPS,
     UNKNOWN_STATUS,
     BlackBox,
+    DTypeTraits,
     Group,
+    OpTraits,
     Peer,
+    Peers,
     Pending,
     Segment,
     Statistics,
@@ -44,6 +50,7 @@ __all__ = [
     "CHECK_FULL",
     "CHECK_OFF",
     "CHECK_ON",
+    "DTYPES",
     "FAILED",
     "FAILURE_ABORTED",
     "FAILURE_LEFT",
@@ -63,6 +70,7 @@ __all__ = [
     "NOT_WRITABLE",
     "NO_MEMORY",
     "NO_SPACE",
+    "NUM_REDUCIBLE",
     "OPS",
     "OP_NUMBERS",
     "PENDING",
@@ -72,8 +80,11 @@ __all__ = [
     "UNKNOWN_STATUS",
     "WAS_BROKEN",
     "BlackBox",
+    "DTypeTraits",
     "Group",
+    "OpTraits",
     "Peer",
+    "Peers",
     "Pending",
     "Segment",
     "Statistics",
@@ -103,23 +114,7 @@ __all__ = [
     "writable",
 ]
 
-# By number, as in _core/layout.hpp.
-OPS = (
-    "barrier",
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "all_to_all",
-    "send",
-    "recv",
-    "split_group",
-    "merge_remote_group",
-)
-OP_NUMBERS = {name: number for number, name in enumerate(OPS)}
+OP_NUMBERS = {op.name: number for number, op in enumerate(OPS)}
 # In place of an op, in records of black boxes: the making of a group (_core/black_box.hpp).
 MAKING = 255
 FAILURE_MISMATCH, FAILURE_TIMEOUT, FAILURE_ABORTED, FAILURE_LEFT, FAILURE_LOST, FAILURE_MESSAGE = range(1, 7)

@@ -130,7 +130,7 @@ def make_box(
             "<BbBBB",
             records,
             offset + 84,
-            _native.MAKING if call.op == MAKING else _native.OPS.index(call.op),
+            _native.MAKING if call.op == MAKING else _native.OP_NUMBERS[call.op],
             -1 if call.reduce_op is None else REDUCE_OP_NAMES.index(call.reduce_op),
             0 if call.dtype is None else DTYPES[call.dtype],
             call.flags,

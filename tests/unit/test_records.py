@@ -240,7 +240,7 @@ def test_the_native_writer_writes_what_is_read(tmp_path: Path) -> None:
     assert (found.records, ending_of(found)) == ([], RUNNING)
     group = box.remember("default_pg\x1fall\x1f1\x1f0,1")
     before = time.time_ns()
-    send, total = _native.OPS.index("send"), _native.OPS.index("all_reduce")
+    send, total = _native.OP_NUMBERS["send"], _native.OP_NUMBERS["all_reduce"]
     for number, seq in enumerate((4, 7), 1):
         op, reduce_op, peer, tag = (total, 4, -1, 0) if seq == 4 else (send, -1, 0, 9)
         sizes = (2, 3) if seq == 4 else [6]

@@ -20,6 +20,7 @@
 
 #include "bind_calls.hpp"
 #include "bind_debug.hpp"
+#include "bind_tables.hpp"
 #include "cpus.hpp"
 #include "gil.hpp"
 #include "group.hpp"
@@ -129,6 +130,7 @@ NB_MODULE(_core_ext, m) {
   // Groups end with the interpreter; what is still alive then is unmapped by the kernel.
   nb::set_leak_warnings(false);
 
+  bind_tables(m);
   m.def("affinity", &affinity, "CPUs that this process may run on.");
   m.def("cpu_quota", &cpu_quota, "CPUs that the cgroup grants, rounded up; 0 where it sets no limit.");
   m.def("kernel_variant", &kernel_variant);

@@ -364,8 +364,8 @@ class _Watching(Observer):
             if asker is None:
                 return
             info = asker.info
-            lines = describe_absent(asker, _native.OPS[op], seq, missing, stacks=False)
-            head = f"{_native.OPS[op]}, seq {seq}, group {info.name!r}, rank {info.rank}"
+            lines = describe_absent(asker, _native.OPS[op].name, seq, missing, stacks=False)
+            head = f"{_native.OPS[op].name}, seq {seq}, group {info.name!r}, rank {info.rank}"
             logger.warning("%s", "\n".join([f"{head}: has waited for {slow_seconds():g} s", *lines]))
 
     def tell_refused(self, token: int, op: int, seq: int, tag: int, missing: list[int]) -> None:
@@ -375,11 +375,11 @@ class _Watching(Observer):
             group = None if seen is None else seen.group
             if seen is None or group is None:
                 return
-            found = awaited_refusals(group, seen.info.rank, _native.OPS[op], seq, tag, missing)
+            found = awaited_refusals(group, seen.info.rank, _native.OPS[op].name, seq, tag, missing)
             new = {rank: refusal for rank, refusal in found.items() if (rank, refusal) not in seen.refusals_told}
             if new:
                 seen.refusals_told |= set(new.items())
-                text = describe_awaited_refusals(seen.info, seen.info.rank, _native.OPS[op], seq, new)
+                text = describe_awaited_refusals(seen.info, seen.info.rank, _native.OPS[op].name, seq, new)
                 logger.warning("%s", text)
 
     def _tell_notes(self) -> None:
@@ -388,7 +388,7 @@ class _Watching(Observer):
             note = None if group is None else group.take_note()
             if note is not None:
                 seq, op, sides = note
-                logger.warning("%s", describe_shapes(seen.info, _native.OPS[op], seq, sides))
+                logger.warning("%s", describe_shapes(seen.info, _native.OPS[op].name, seq, sides))
 
 
 _watching: list[_Watching] = []

@@ -391,7 +391,7 @@ def _record(found: dict[str, Any], texts: Texts, offset: int) -> Record | None:
             number=found["number"] & NUMBERS,
             state=_STATES[found["state"]],
             group=texts.group(found["group"]),
-            op=MAKING if found["op"] == _native.MAKING else _native.OPS[found["op"]],
+            op=MAKING if found["op"] == _native.MAKING else _native.OPS[found["op"]].name,
             seq=found["seq"],
             count=found["count"],
             bytes_in=found["bytes_in"],

@@ -159,7 +159,7 @@ def describe_state(info: GroupInfo, *, left: bool, forked: bool, failure: dict[s
         return "left"
     if failure is None:
         return "open"
-    call = f"{_native.OPS[failure['op']]}, seq {failure['seq']}"
+    call = f"{_native.OPS[failure['op']].name}, seq {failure['seq']}"
     match failure["kind"]:
         case _native.FAILURE_MISMATCH:
             why = f"ranks disagree about {call}"
@@ -180,7 +180,7 @@ def tell_at_last(group: BrokenGroup, info: GroupInfo) -> None:
     """A rank leaves a group that its peers found to be broken, and has made no call since that could tell it so."""
     failure = group.failure()
     if failure["kind"] in (_native.FAILURE_MISMATCH, _native.FAILURE_MESSAGE):
-        error = explain(group, info, _native.OPS[failure["op"]], _native.WAS_BROKEN)
+        error = explain(group, info, _native.OPS[failure["op"]].name, _native.WAS_BROKEN)
         logger.warning("this rank leaves a group about which it was not told before: %s", error)
 
 
@@ -265,7 +265,7 @@ def _timeout(
     else:
         message = f"{broken}{info.describe(failure['rank'])} gave up on {_what(failure)}, when its timeout ran out: "
     hint = f"look at what {missing} did instead; if {they} only slow, raise the group's timeout"
-    op, tag, others = _native.OPS[failure["op"]], failure["misfit"][-1], failure["text"]
+    op, tag, others = _native.OPS[failure["op"]].name, failure["misfit"][-1], failure["text"]
     if op == "send":
         message += f"{missing} did not receive it (tag {tag})"
     elif op == "recv":
@@ -340,7 +340,7 @@ def _ending(status: int) -> str:
 def _what(failure: dict[str, Any]) -> str:
     """What the finder of the failure was doing."""
     where = failure["where"][0]
-    return f"{_native.OPS[failure['op']]}, seq {failure['seq']}" + (f", at {where}" if where else "")
+    return f"{_native.OPS[failure['op']].name}, seq {failure['seq']}" + (f", at {where}" if where else "")
 
 
 def _misfit(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[str, Any], broken: str) -> Mismatch:
@@ -367,7 +367,7 @@ def _mismatch(group: BrokenGroup, info: GroupInfo, op: str, failure: dict[str, A
         code=f"MISMATCH:{report.field}",
         group=info.name,
         rank=info.rank,
-        op=op if own is None else _native.OPS[own[1]],
+        op=op if own is None else _native.OPS[own[1]].name,
         seq=failure["seq"],
         hint=_after_refusals(
             info, report, f"{_MISMATCH_HINTS.get(report.field, _SAME_CALL)}; this group can't be used any more"

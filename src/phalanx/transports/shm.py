@@ -131,7 +131,7 @@ class ShmTransport:
 
     def statistics(self) -> dict[str, OpStatistics]:
         sums = self._statistics.read()
-        return {_native.OPS[op]: OpStatistics(calls, size, *seconds) for op, calls, size, *seconds in sums}
+        return {_native.OPS[op].name: OpStatistics(calls, size, *seconds) for op, calls, size, *seconds in sums}
 
     def abort(self, reason: str) -> None:
         group = self._group
