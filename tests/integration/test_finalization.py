@@ -103,7 +103,7 @@ class _Output:
             while self._watched.private_futex(self._system):
                 self._system.sched_yield()
             self.write("ended")
-            sys.stdout = None  # type: ignore[assignment]
+            sys.stdout = None
 
 
 def _end(here: Here, entry: str) -> None:
@@ -131,7 +131,7 @@ def _end(here: Here, entry: str) -> None:
     let_go()
     while watched.private_futex(keeps_gil) in (0, own):
         continue
-    sys.stdout = _Output(watched)  # type: ignore[assignment]
+    sys.stdout = _Output(watched)
 
 
 @pytest.mark.parametrize("entry", _ENTRIES)

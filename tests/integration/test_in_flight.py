@@ -337,7 +337,7 @@ def _collect_in_a_failure(here: Here, makes_garbage: str) -> bool:
         _Waiter(works.pop())
     else:
         cycle = [works.pop()]
-        cycle.append(cycle)  # type: ignore[arg-type]
+        cycle.append(cycle)
         del cycle
     collected = []
 

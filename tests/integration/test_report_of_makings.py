@@ -143,7 +143,7 @@ def _killed_by_a_launcher(here: Here) -> None:
     if here.rank == 2:
         here.hear()
         _end("crash")
-    Exchange.wait = lambda *_: signal.pause()  # type: ignore[assignment, method-assign]
+    Exchange.wait = lambda *_: signal.pause()
     _init(here)
 
 

@@ -57,7 +57,7 @@ def _gradient(rank: int, world: pt.World) -> list[float]:
     gathered = functional.all_gather_single_autograd(x, 0, dist.group.WORLD)
     (gathered * torch.arange(4.0) * (rank + 1)).sum().backward()
     assert x.grad is not None
-    return x.grad.tolist()  # type: ignore[no-any-return]
+    return x.grad.tolist()
 
 
 def test_gradient_of_a_functional_collective(run_ranks: RunRanks) -> None:

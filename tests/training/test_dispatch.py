@@ -280,14 +280,14 @@ class _Logged(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         cls.seen.append(func._opname)
-        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        with torch._C._DisableTorchDispatch():
             plain = tree_map_only(_Logged, lambda tensor: tensor.as_subclass(Tensor), args)
         return func(*plain, **(kwargs or {}))
 
 
 def _logged(rank: int, world: pt.World) -> tuple[float, bool]:
     memory = torch.ones(3)
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch():
         logged = memory.as_subclass(_Logged)
     dist.all_reduce(logged)
     return memory.sum().item(), "allreduce_" in _Logged.seen
@@ -360,7 +360,7 @@ def _refused(rank: int, world: pt.World) -> list[str]:
         with pytest.raises(LookupError, match="not today"), _Refuses():
             dist.all_reduce(tensor)
         dist.all_reduce(tensor)
-    with torch._C._DisableTorchDispatch(), Watch() as blind:  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch(), Watch() as blind:
         dist.all_reduce(tensor)
     assert blind.seen == []
     dist.all_reduce(tensor)
@@ -407,7 +407,7 @@ def _spellings(rank: int, world: pt.World) -> list[str]:
         group.alltoall_base(torch.ones(2), torch.ones(2), [], []).wait()
         group.broadcast(ones, root=1).wait()
         group.reduce(ones, root=1, op=dist.ReduceOp.MIN).wait()
-        group.allreduce(ones, op=dist._make_nccl_premul_sum(0.5)).wait()  # type: ignore[attr-defined]
+        group.allreduce(ones, op=dist._make_nccl_premul_sum(0.5)).wait()
         group.monitored_barrier()
     assert ones.tolist() == [1.0, 1.0]
     return watch.seen
@@ -439,7 +439,7 @@ def _negative_view(rank: int, world: pt.World) -> list[float]:
     tensor = torch._neg_view(_plain(-(rank + 1), 2))
     with Watch():
         dist.all_reduce(tensor)
-    return tensor.tolist()  # type: ignore[no-any-return]
+    return tensor.tolist()
 
 
 def test_a_negative_view_under_a_mode_gets_the_result(run_ranks: RunRanks) -> None:
