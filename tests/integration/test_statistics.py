@@ -17,18 +17,13 @@ from ranks import Gate, Here, World, values
 
 import phalanx
 import phalanx.testing as pt
+from default_group import default_group
 from phalanx import OpStatistics
 
 RANKS = 3
 LONG = 300_000  # elements; does not fit into the staging memory at once
 Totals = dict[str, tuple[int, int]]
 Run = Callable[..., list[Any]]
-
-
-def default_group() -> phalanx.ProcessGroup:
-    group = dist.group.WORLD
-    assert isinstance(group, phalanx.ProcessGroup)
-    return group
 
 
 def totals() -> Totals:
