@@ -300,7 +300,8 @@ def _long_text(here: Here) -> str:
     here.init()
     if here.rank == 1:
         with contextlib.suppress(phalanx.InvalidCall):
-            default_group().allreduce(torch.ones(2), "\x1f\u2028é\n\U0001f600" * 5000)
+            nonsense: Any = "\x1f\u2028é\n\U0001f600" * 5000
+            default_group().allreduce(torch.ones(2), nonsense)
         os._exit(0)
     with pytest.raises(phalanx.PeerLost) as caught:
         dist.all_reduce(torch.ones(2))
