@@ -169,7 +169,7 @@ def _exec(here: Here, how: str) -> dict[str, Any] | None:
         "recv": lambda: dist.recv(torch.ones(1), 1),
         "new_group": lambda: dist.new_group([0, 1]),
     }
-    call = calls.get(how, dist.barrier)
+    call: Callable[[], object] = calls.get(how, dist.barrier)
     here.tell()
     with pytest.raises(phalanx.PeerLost) as caught:
         call()
