@@ -51,6 +51,7 @@ lint: build ## ruff, mypy --strict, clang-format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@for file in tests/*/conftest.py tests/soak/run.py; do $(BIN)/mypy --no-error-summary $$file || exit 1; done
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 
 format: build ## rewrite the sources in the project's format
