@@ -20,6 +20,7 @@
 
 #include "bind_calls.hpp"
 #include "bind_debug.hpp"
+#include "front.hpp"
 #include "bind_tables.hpp"
 #include "cpus.hpp"
 #include "gil.hpp"
@@ -216,8 +217,10 @@ NB_MODULE(_core_ext, m) {
 
   bind_calls(m, group);
   bind_debug(m, group);
+  bind_front(m);
 
   m.attr("MAX_RANKS") = kMaxRanks;
   m.attr("UNKNOWN_STATUS") = kUnknownStatus;
   m.attr("ANY_SOURCE") = kAnySource;
+  m.attr("UNLISTED_DTYPE") = static_cast<int>(DType::other);
 }

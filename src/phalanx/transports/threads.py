@@ -264,9 +264,7 @@ class ThreadsTransport:
         self._hand_over(ticket, timeout, self.meeting.come)
         return ticket
 
-    def start_message(
-        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, dtype_code: int
-    ) -> Pending | None:
+    def start_message(self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float) -> Pending | None:
         self._check_memory("send" if sends else "recv", [tensor], [] if sends else [tensor])
         ticket = Ticket(self.meeting, self._world_rank, self._info.rank, "send" if sends else "recv")
         ticket.peer, ticket.tag, ticket.tensor = peer, tag, tensor.detach()
