@@ -240,11 +240,11 @@ def test_the_native_writer_writes_what_is_read(tmp_path: Path) -> None:
     assert (found.records, ending_of(found)) == ([], RUNNING)
     group = box.remember("default_pg\x1fall\x1f1\x1f0,1")
     before = time.time_ns()
-    send, total = _native.OP_NUMBERS["send"], _native.OP_NUMBERS["all_reduce"]
-    for number, seq in enumerate((4, 7), 1):
-        op, reduce_op, peer, tag = (total, 4, -1, 0) if seq == 4 else (send, -1, 0, 9)
-        sizes = (2, 3) if seq == 4 else [6]
-        assert box.begin(group, op, reduce_op, peer, 12, 6, tag, 24, 8, 2.5, seq == 7, sizes) == number
+    total = _native.Description("all_reduce", reduce_op=4, dtype=12, count=6, sizes=(2, 3))
+    send = _native.Description("send", peer=0, tag=9, dtype=12, count=6, sizes=[6])
+    for number, (seq, call) in enumerate(((4, total), (7, send)), 1):
+        found_number = box.begin(group, call, bytes_in=24, bytes_out=8, timeout=2.5, is_async=seq == 7)
+        assert found_number == number
         box.number(number, seq)
         box.start(number)
     box.end(1, True)
@@ -282,7 +282,8 @@ while not select.select([sys.stdin], [], [], 0)[0]:
     for _ in range(100):
         number += 1
         group = box.remember(f"{number % 50}\\x1f\\x1f0\\x1f0,1")
-        assert box.begin(group, 1, 0, -1, 12, number, number, number, number, 1.0, False, ()) == number
+        call = _native.Description("all_reduce", reduce_op=0, dtype=12, count=number, tag=number)
+        assert box.begin(group, call, bytes_in=number, bytes_out=number, timeout=1.0, is_async=False) == number
         box.number(number, number)
     if number == 100:
         print(flush=True)

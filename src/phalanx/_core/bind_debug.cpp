@@ -34,21 +34,6 @@ Slow& slow() {
   return *made;
 }
 
-nb::tuple sizes_of(const Shape& shape) {
-  const std::size_t kept = std::min<std::size_t>(shape.num, kSizesKept);
-  nb::list sizes;
-  for (std::size_t i = 0; i < kept; ++i) sizes.append(shape.sizes[i]);
-  return nb::make_tuple(shape.listed, static_cast<int>(shape.num), nb::tuple(sizes));
-}
-
-// A signature with all that a report says of it; transports/signatures.py takes it apart.
-nb::object facts_of(const Descriptor& call, const char* where) {
-  if (call.seq == 0) return nb::none();
-  return nb::make_tuple(call.seq, static_cast<int>(call.call.op), static_cast<int>(call.call.reduce_op), call.call.root,
-                        static_cast<int>(call.call.dtype), call.call.count, call.call.layout, call.result,
-                        sizes_of(call.call.shape), where, static_cast<int>(call.call.flags));
-}
-
 // The same on all ranks of the group, and on those of no other group.
 std::string identity_of(Group& group) {
   constexpr std::size_t kBytes = 8;
@@ -62,26 +47,12 @@ std::string identity_of(Group& group) {
   return text;
 }
 
-nb::list testimonies(Group& group) {
-  nb::list all;
+// One of each rank.
+std::vector<Testimony> testimonies(Group& group) {
+  std::vector<Testimony> all;
   const std::uint32_t report = group.member().lines.report();
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const Testimony& found = group.segment().testimony(report, rank);
-    const Descriptor none{};
-    all.append(nb::make_tuple(facts_of(found.arrived != 0 ? found.call : none, found.call_where),
-                              facts_of(found.completed, found.completed_where), nb::str(found.refused)));
-  }
+  for (int rank = 0; rank < group.size(); ++rank) all.push_back(group.segment().testimony(report, rank));
   return all;
-}
-
-nb::object take_note(Group& group) {
-  const std::optional<ShapeNote> note = group.take_note();
-  if (!note) return nb::none();
-  nb::list sides;
-  for (const ShapeNote::Side& side : note->sides) {
-    sides.append(nb::make_tuple(side.rank, sizes_of(side.shape), side.where));
-  }
-  return nb::make_tuple(note->seq, static_cast<int>(note->op), sides);
 }
 
 nb::object next_question() {
@@ -120,30 +91,30 @@ struct HeldBox {
   std::shared_ptr<BlackBox> box;
 };
 
-std::uint64_t begin(const HeldBox& held, std::uint32_t group, int op, int reduce_op, int peer, int dtype,
-                    std::int64_t count, std::uint32_t tag, std::uint64_t bytes_in, std::uint64_t bytes_out,
-                    double timeout, bool async, nb::handle sizes) {
+// A call of a rank that is a thread.
+std::uint64_t begin(const HeldBox& held, std::uint32_t group, const Description& description, std::uint64_t bytes_in,
+                    std::uint64_t bytes_out, double timeout, bool is_async) {
   if (held.box->forked()) return 0;
   BoxCall call;
   call.group = group;
-  Description& what = call.call;
-  what.op = static_cast<Op>(op);
-  what.reduce_op = static_cast<std::int8_t>(reduce_op);
-  const bool is_message = op < kNumOps && phalanx::is_message(what.op);
-  what.root = is_message ? kNoRank : peer;
-  what.peer = is_message ? peer : kNoRank;
-  what.dtype = static_cast<DType>(dtype);
-  what.count = count;
-  what.tag = tag;
-  what.shape = shape_of(sizes, count);
+  call.call = description;
   call.bytes_in = bytes_in;
   call.bytes_out = bytes_out;
   call.timeout = timeout;
   call.created = Clock::now();
   const Origin origin = origin_of_call();
   call.location = origin.location != nullptr ? held.box->offset_of(*origin.location) : 0;
-  what.flags = origin.flags | (async ? kAsync : 0);
+  call.call.device = description.dtype != DType::none ? Device::cpu : Device::none;
+  call.call.engine = Engine::threads;
+  call.call.flags = origin.flags | (is_async ? kAsync : 0);
   return held.box->begin(call).id();
+}
+
+// Of a group.
+std::uint64_t begin_making(const HeldBox& held, std::uint32_t group, double timeout) {
+  Description description;
+  description.op = static_cast<Op>(kMaking);
+  return begin(held, group, description, 0, 0, timeout, false);
 }
 
 }  // namespace
@@ -170,7 +141,9 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
              new (self) HeldBox{std::make_shared<BlackBox>(fd, capacity, rank, world_size, program)};
            })
       .def("remember", [](const HeldBox& self, const std::string& text) { return self.box->remember(text); })
-      .def("begin", &begin)
+      .def("begin", &begin, nb::arg("group"), nb::arg("description"), nb::kw_only(), nb::arg("bytes_in"),
+           nb::arg("bytes_out"), nb::arg("timeout"), nb::arg("is_async"))
+      .def("begin_making", &begin_making, nb::arg("group"), nb::arg("timeout"))
       .def("number", [](const HeldBox& self, std::uint64_t id, std::uint64_t seq) { self.box->entry(id).number(seq); })
       .def("start", [](const HeldBox& self, std::uint64_t id) { self.box->entry(id).start(Clock::now()); })
       .def("end", [](const HeldBox& self, std::uint64_t id, bool well) { self.box->entry(id).end(well); })
@@ -206,7 +179,7 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
                               const std::string& folder) { self.watch_deaths(held.box, job_ranks, folder); })
       .def_prop_ro("identity", &identity_of)
       .def("testimonies", &testimonies)
-      .def("take_note", &take_note)
+      .def("take_note", &Group::take_note)
       .def("refuse_call", [](Group& self, const std::string& text) { self.refusals().refuse_call(text); })
       .def("refuse_message", &refuse_message)
       .def("refusals", &refusals_of)

@@ -152,34 +152,6 @@ nb::object check_tensor(const std::string& name, nb::object tensor, bool written
 
 void bind_front(nb::module_& module) {
   PyDateTime_IMPORT;
-  // TEMPORARY until bind_description.cpp is there
-  nb::class_<Description>(module, "Description")
-      .def(
-          "__init__",
-          [](Description* self, const std::string& op, int reduce_op, int dtype, std::uint32_t unlisted_dtype, int root,
-             std::int64_t count, std::uint32_t layout) {
-            Description call;
-            for (int number = 0; number < kNumOps; ++number) {
-              if (traits_of(static_cast<Op>(number)).name == op) call.op = static_cast<Op>(number);
-            }
-            call.reduce_op = static_cast<std::int8_t>(reduce_op);
-            call.dtype = static_cast<DType>(dtype);
-            call.unlisted_dtype = unlisted_dtype;
-            call.root = root;
-            call.count = count;
-            call.layout = layout;
-            new (self) Description(call);
-          },
-          "op"_a, nb::kw_only(), "reduce_op"_a = static_cast<int>(kNoReduceOp), "dtype"_a = 0, "unlisted_dtype"_a = 0,
-          "root"_a = kNoRank, "count"_a = 0, "layout"_a = 0)
-      .def_prop_ro("op", [](const Description& self) { return std::string(traits_of(self.op).name); })
-      .def_prop_ro("reduce_op", [](const Description& self) { return static_cast<int>(self.reduce_op); })
-      .def_prop_ro("dtype", [](const Description& self) { return static_cast<int>(self.dtype); })
-      .def_ro("unlisted_dtype", &Description::unlisted_dtype)
-      .def_ro("root", &Description::root)
-      .def_ro("count", &Description::count)
-      .def_ro("layout", &Description::layout)
-      .def_ro("factor", &Description::factor);
   bind_tensors(module);
   bind_forms(module);
   nb::enum_<Obstacle>(module, "Obstacle", "Why a call can't be handed over as it is.")

@@ -170,8 +170,8 @@ def look_closer(name: str, tensor: Any) -> Seen:
             "expected tensors that have memory, got one without, as torch.func and vmap pass them to functions",
             "call {op} outside of torch.func's transforms and of vmap",
         ) from None
-    code = DTYPE_CODES.get(tensor.dtype, _native.UNLISTED_DTYPE)
-    unlisted = zlib.crc32(str(tensor.dtype).encode()) if code == _native.UNLISTED_DTYPE else 0
+    code = DTYPE_CODES.get(tensor.dtype, _native.OTHER_DTYPE)
+    unlisted = zlib.crc32(str(tensor.dtype).encode()) if code == _native.OTHER_DTYPE else 0
     return address, code, unlisted, tensor.element_size(), tensor.shape, tensor.stride()
 
 

@@ -14,7 +14,7 @@ from phalanx.debug.own_box import OwnBox
 from phalanx.errors import CallTimeout, PeerLost, PhalanxError
 from phalanx.transports.identities import Identity
 from phalanx.transports.recording import group_text
-from phalanx.types import NO_REDUCE_OP, NO_ROOT, GroupInfo
+from phalanx.types import NO_ROOT, GroupInfo
 
 __all__ = ["Makings"]
 
@@ -94,7 +94,7 @@ def _watch(own: OwnBox, box: _native.BlackBox, info: GroupInfo, rank: int, ident
 
 def _record(box: _native.BlackBox, info: GroupInfo, making: _Making) -> int:
     group = box.remember(group_text(info, making.place))
-    record = box.begin(group, _native.MAKING, NO_REDUCE_OP, NO_ROOT, 0, 0, 0, 0, 0, making.timeout, False, ())
+    record = box.begin_making(group, making.timeout)
     box.number(record, making.number)
     box.start(record)
     return record

@@ -28,7 +28,6 @@ from phalanx.debug.box_layout import (
 from phalanx.debug.box_texts import GroupName, Location, Room, Texts
 from phalanx.debug.job_folder import Bytes, File, open_file
 from phalanx.printable import printable
-from phalanx.transports.signatures import dtype_name
 from phalanx.types import NO_REDUCE_OP, NO_ROOT, REDUCE_OP_NAMES
 
 __all__ = [
@@ -403,7 +402,7 @@ def _record(found: dict[str, Any], texts: Texts, offset: int) -> Record | None:
             tag=found["tag"],
             peer=found["peer"],
             reduce_op=REDUCE_OP_NAMES[reduce_op] if reduce_op > NO_REDUCE_OP else None,
-            dtype=dtype_name(found["dtype"]) if found["dtype"] else None,
+            dtype=_native.DTYPES[found["dtype"]].name if 0 < found["dtype"] < len(_native.DTYPES) else None,
             is_async=bool(flags & 1),
             in_backward=bool(flags & 2),
             by_reducer=bool(flags & 4),

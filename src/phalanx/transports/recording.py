@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from functools import partial
 
 from phalanx import _native
-from phalanx.transports.signatures import sizes_of
 from phalanx.transports.tickets import Ticket
-from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, Blocks, GroupInfo
+from phalanx.types import Blocks, GroupInfo
 
 __all__ = ["Recorder", "group_text"]
 
@@ -47,33 +46,14 @@ class Recorder:
         if self._name != self._info.name:
             self._name = self._info.name
             self._group = self._box.remember(group_text(self._info, self._identity))
-        call, sizes = ticket.call, _sizes(ticket)
-        dtype = ticket.dtype if call is None else call.dtype
+        call = ticket.call
         sent, received = (_bytes_of(call.inputs), _bytes_of(call.outputs)) if call is not None else _moved(ticket)
         number = self._box.begin(
-            self._group,
-            _native.OP_NUMBERS[ticket.op],
-            NO_REDUCE_OP if call is None else call.reduce_op,
-            ticket.peer if call is None else call.root,
-            0 if dtype is None else DTYPE_CODES.get(dtype, 0),
-            ticket.count if call is None else call.count,
-            ticket.tag,
-            sent,
-            received,
-            timeout,
-            True,
-            sizes,
+            self._group, ticket.description, bytes_in=sent, bytes_out=received, timeout=timeout, is_async=True
         )
         self._box.number(number, ticket.seq)
         self._box.start(number)
         ticket.on_end = partial(self._box.end, number)
-
-
-def _sizes(ticket: Ticket) -> tuple[int, ...] | list[int]:
-    if ticket.call is not None:
-        return sizes_of(ticket.call)
-    assert ticket.tensor is not None
-    return ticket.tensor.shape
 
 
 def _moved(ticket: Ticket) -> tuple[int, int]:

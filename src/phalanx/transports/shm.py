@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -164,9 +163,9 @@ class ShmTransport:
 
     def _forget_lost(self, group: _native.Group) -> None:
         """The death that broke the group has been told: whoever makes a new one waits for another process."""
-        failure: dict[str, Any] = group.failure()
-        if failure["kind"] == _native.FAILURE_LOST and self.identities:
-            identities.forget(self.identities[int(failure["peer"])])
+        failure = group.failure()
+        if failure.kind == _native.FAILURE_LOST and self.identities:
+            identities.forget(self.identities[failure.peer])
 
     def words_of_left(self, rank: int) -> str | None:
         """The last words of a rank that has left the group; None: it has not left."""
