@@ -2,10 +2,12 @@
 
 #include <datetime.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,6 +51,18 @@ struct Handed {
   std::vector<Piece> written;
 };
 
+// What the core takes for granted. Users never see these errors: the forms check and explain before.
+void check_call(const Group& group, const Description& call) {
+  const OpTraits& traits = traits_of(call.op);
+  if (traits.is_message) throw std::invalid_argument("not a collective");
+  if (traits.reduces && kernel_of(static_cast<int>(call.dtype), call.reduce_op) == nullptr) {
+    throw std::invalid_argument("no kernel for this dtype and reduce op");
+  }
+  if (traits.rooted && (call.root < 0 || call.root >= group.size())) {
+    throw std::invalid_argument("root is not a rank of the group");
+  }
+}
+
 Arranged arranged_of(const Description& call, nb::handle inputs, nb::handle outputs, TensorReader& reader) {
   Arranged arranged;
   arranged.call = call;
@@ -59,6 +73,7 @@ Arranged arranged_of(const Description& call, nb::handle inputs, nb::handle outp
 }
 
 Handed run(Group& group, const Description& call, nb::handle inputs, nb::handle outputs, double timeout) {
+  check_call(group, call);
   TensorReader reader(Unknown::look_closer);
   const Arranged arranged = arranged_of(call, inputs, outputs, reader);
   Memory memory;
@@ -74,6 +89,7 @@ Handed run(Group& group, const Description& call, nb::handle inputs, nb::handle 
 }
 
 Handed start(Group& group, const Description& call, nb::handle inputs, nb::handle outputs, double timeout) {
+  check_call(group, call);
   TensorReader reader(Unknown::look_closer);
   const Arranged arranged = arranged_of(call, inputs, outputs, reader);
   Memory memory;

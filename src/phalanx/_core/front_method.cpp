@@ -96,6 +96,7 @@ Hooks& hooks() {
 
 struct Names {
   PyObject* front = PyUnicode_InternFromString("_front");
+  PyObject* opts = PyUnicode_InternFromString("opts");
   PyObject* async_op = PyUnicode_InternFromString("async_op");
   PyObject* async_option = PyUnicode_InternFromString("asyncOp");
   PyObject* timeout = PyUnicode_InternFromString("timeout");
@@ -119,8 +120,11 @@ bool is_one_of(const std::vector<PyObject*>& classes, PyObject* object) {
 
 nb::object attribute(PyObject* object, PyObject* name) {
   nb::object found = nb::steal(PyObject_GetAttr(object, name));
-  if (!found.is_valid()) throw nb::python_error();
-  return found;
+  if (found.is_valid()) return found;
+  // Options of another op: the Python method says what is wrong with them.
+  if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw nb::python_error();
+  PyErr_Clear();
+  throw NotPlain{};
 }
 
 std::int64_t small_int(PyObject* number) {
@@ -195,6 +199,7 @@ class QuickCall {
   Front* front_ = nullptr;
   nb::object group_object_;  // another thread may leave the group meanwhile
   Group* group_ = nullptr;
+  PyObject* options_ = nullptr;
   Arguments arguments_;
   double timeout_ = 0;
   bool is_async_ = true;
@@ -212,11 +217,18 @@ void QuickCall::read_front() {
 }
 
 void QuickCall::read_keywords() {
-  if (keywords_ == nullptr || PyTuple_GET_SIZE(keywords_) == 0) return;
-  if (PyTuple_GET_SIZE(keywords_) != 1 || PyTuple_GET_ITEM(keywords_, 0) != names().async_op) throw NotPlain{};
-  PyObject* value = args_[num_];
-  if (!PyBool_Check(value)) throw NotPlain{};
-  is_async_ = value == Py_True;
+  const Py_ssize_t num = keywords_ == nullptr ? 0 : PyTuple_GET_SIZE(keywords_);
+  for (Py_ssize_t i = 0; i < num; ++i) {
+    PyObject* name = PyTuple_GET_ITEM(keywords_, i);
+    PyObject* value = args_[num_ + i];
+    if (name == names().opts) {
+      options_ = value;
+    } else if (name == names().async_op && PyBool_Check(value)) {
+      is_async_ = value == Py_True;
+    } else {
+      throw NotPlain{};
+    }
+  }
 }
 
 void QuickCall::read_options(PyObject* options) {
@@ -305,10 +317,11 @@ void QuickCall::read_tensors() {
     case Spelling::recv_any:
       throw NotPlain{};
   }
-  if (num_ > num + 1) throw NotPlain{};
+  if (num_ > num + 1 || (num_ == num + 1 && options_ != nullptr)) throw NotPlain{};
   const OpTraits& traits = traits_of(op_of(method_.form));
-  if (num_ == num + 1) {
-    read_options(args_[num]);
+  if (num_ == num + 1) options_ = args_[num];
+  if (options_ != nullptr) {
+    read_options(options_);
   } else if (traits.rooted) {
     throw NotPlain{};
   } else if (traits.reduces) {
@@ -372,6 +385,7 @@ nb::object QuickCall::carry_out_collective() {
 }
 
 nb::object QuickCall::carry_out_message() {
+  if (options_ != nullptr) throw NotPlain{};
   const bool is_from_any = method_.spelling == Spelling::recv_any;
   const Py_ssize_t tag_at = is_from_any ? 1 : 2;
   if (num_ < tag_at || num_ > tag_at + 1) throw NotPlain{};
