@@ -114,38 +114,6 @@ std::vector<std::string> refusals_of(Group& group, int rank) {
   return group.refusals().open_of(rank);
 }
 
-// What Python holds of a box. A shared_ptr<BlackBox> made from a Python object would take the GIL wherever the last
-// copy goes, and that may be a thread for which the interpreter waits.
-struct HeldBox {
-  std::shared_ptr<BlackBox> box;
-};
-
-std::uint64_t begin(const HeldBox& held, std::uint32_t group, int op, int reduce_op, int peer, int dtype,
-                    std::int64_t count, std::uint32_t tag, std::uint64_t bytes_in, std::uint64_t bytes_out,
-                    double timeout, bool async, nb::handle sizes) {
-  if (held.box->forked()) return 0;
-  BoxCall call;
-  call.group = group;
-  Description& what = call.call;
-  what.op = static_cast<Op>(op);
-  what.reduce_op = static_cast<std::int8_t>(reduce_op);
-  const bool is_message = op < kNumOps && phalanx::is_message(what.op);
-  what.root = is_message ? kNoRank : peer;
-  what.peer = is_message ? peer : kNoRank;
-  what.dtype = static_cast<DType>(dtype);
-  what.count = count;
-  what.tag = tag;
-  what.shape = shape_of(sizes, count);
-  call.bytes_in = bytes_in;
-  call.bytes_out = bytes_out;
-  call.timeout = timeout;
-  call.created = Clock::now();
-  const Origin origin = origin_of_call();
-  call.location = origin.location != nullptr ? held.box->offset_of(*origin.location) : 0;
-  what.flags = origin.flags | (async ? kAsync : 0);
-  return held.box->begin(call).id();
-}
-
 }  // namespace
 
 Clock::time_point slow_at(Clock::time_point beginning) {
@@ -164,47 +132,7 @@ void tell_refused(std::uint64_t token, Op op, std::uint64_t seq, std::uint32_t t
 }
 
 void bind_debug(nb::module_& module, nb::class_<Group>& group) {
-  nb::class_<HeldBox>(module, "BlackBox")
-      .def("__init__",
-           [](HeldBox* self, int fd, std::uint32_t capacity, int rank, int world_size, const std::string& program) {
-             new (self) HeldBox{std::make_shared<BlackBox>(fd, capacity, rank, world_size, program)};
-           })
-      .def("remember", [](const HeldBox& self, const std::string& text) { return self.box->remember(text); })
-      .def("begin", &begin)
-      .def("number", [](const HeldBox& self, std::uint64_t id, std::uint64_t seq) { self.box->entry(id).number(seq); })
-      .def("start", [](const HeldBox& self, std::uint64_t id) { self.box->entry(id).start(Clock::now()); })
-      .def("end", [](const HeldBox& self, std::uint64_t id, bool well) { self.box->entry(id).end(well); })
-      .def("blame",
-           [](const HeldBox& self, std::uint64_t id, int kind, int rank) {
-             Failure failure{};
-             failure.kind = static_cast<FailureKind>(kind);
-             failure.peer = failure.rank = rank;
-             self.box->entry(id).blame(failure);
-           })
-      .def("set_rank", [](const HeldBox& self, int rank, int size) { self.box->set_rank(rank, size); })
-      .def("say_end",
-           [](const HeldBox& self, int how, const std::string& exception, std::int64_t ns) {
-             self.box->say_end(static_cast<Ending>(how), exception, Clock::time_point(std::chrono::nanoseconds(ns)));
-           })
-      .def("watch_in_making",
-           [](const HeldBox& self, std::int64_t pid, std::uint64_t start, std::uint64_t program, int job_rank,
-              const std::string& folder) {
-             const auto peer = Peer::watch({static_cast<pid_t>(pid), start, program});
-             if (peer && !self.box->forked()) peer_watch().add_to_making(peer, job_rank, self.box, folder);
-           })
-      .def("tell_exit_status", [](const HeldBox& self) { tell_exit_status(self.box); })
-      .def("move_to", [](const HeldBox& self, int fd) { self.box->move_to(fd); })
-      .def("contents", [](const HeldBox& self) {
-        const std::string contents = self.box->contents();
-        return nb::bytes(contents.data(), contents.size());
-      });
-
-  group
-      .def("keep_records", [](Group& self, const HeldBox& held, const std::string& name,
-                              const std::string& path) { self.keep_records(held.box, name, path); })
-      .def("watch_deaths", [](Group& self, const HeldBox& held, const std::vector<int>& job_ranks,
-                              const std::string& folder) { self.watch_deaths(held.box, job_ranks, folder); })
-      .def_prop_ro("identity", &identity_of)
+  group.def_prop_ro("identity", &identity_of)
       .def("testimonies", &testimonies)
       .def("take_note", &take_note)
       .def("refuse_call", [](Group& self, const std::string& text) { self.refusals().refuse_call(text); })

@@ -18,7 +18,9 @@
 #include <system_error>
 #include <tuple>
 
+#include "bind_box.hpp"
 #include "bind_calls.hpp"
+#include "bind_constants.hpp"
 #include "bind_debug.hpp"
 #include "bind_tables.hpp"
 #include "cpus.hpp"
@@ -216,8 +218,6 @@ NB_MODULE(_core_ext, m) {
 
   bind_calls(m, group);
   bind_debug(m, group);
-
-  m.attr("MAX_RANKS") = kMaxRanks;
-  m.attr("UNKNOWN_STATUS") = kUnknownStatus;
-  m.attr("ANY_SOURCE") = kAnySource;
+  bind_box(m, group);
+  bind_constants(m);
 }

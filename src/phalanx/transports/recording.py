@@ -10,14 +10,18 @@ from phalanx.transports.signatures import sizes_of
 from phalanx.transports.tickets import Ticket
 from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, Blocks, GroupInfo
 
-__all__ = ["Recorder", "group_text"]
-
-_DIVIDER = "\x1f"
+__all__ = ["Recorder", "remember_group"]
 
 
-def group_text(info: GroupInfo, identity: str) -> str:
-    """A group as a black box knows it (_core/black_box.hpp). No other group of the job has this identity."""
-    return _DIVIDER.join([info.name, "", str(info.rank), _runs_of(info.job_ranks), identity])
+def remember_group(box: _native.BlackBox, info: GroupInfo, *, identity: str = "", place: str = "") -> int:
+    """The group in the box, for its records.
+
+    No other group of the job has this identity. A group that is being made has none yet, and a place where its ranks
+    meet.
+    """
+    return box.remember_group(
+        info.name, info.rank, _runs_of(info.job_ranks), description=info.desc, identity=identity, place=place
+    )
 
 
 def _runs_of(ranks: Iterable[int]) -> str:
@@ -38,35 +42,43 @@ class Recorder:
         self._box = box
         self._info = info
         self._identity = identity
-        self._name = ""
+        # Its name and description, and how the box knows it.
+        self._texts = ("", "")
         self._group = 0
 
     def record(self, ticket: Ticket, timeout: float) -> None:
         """Of a ticket that has its seq and has not been handed over."""
         # torch tells a group its name after it was made.
-        if self._name != self._info.name:
-            self._name = self._info.name
-            self._group = self._box.remember(group_text(self._info, self._identity))
+        texts = (self._info.name, self._info.desc)
+        if self._texts != texts:
+            self._texts = texts
+            self._group = remember_group(self._box, self._info, identity=self._identity)
         call, sizes = ticket.call, _sizes(ticket)
         dtype = ticket.dtype if call is None else call.dtype
         sent, received = (_bytes_of(call.inputs), _bytes_of(call.outputs)) if call is not None else _moved(ticket)
         number = self._box.begin(
-            self._group,
-            _native.OP_NUMBERS[ticket.op],
-            NO_REDUCE_OP if call is None else call.reduce_op,
-            ticket.peer if call is None else call.root,
-            0 if dtype is None else DTYPE_CODES.get(dtype, 0),
-            ticket.count if call is None else call.count,
-            ticket.tag,
-            sent,
-            received,
-            timeout,
-            True,
-            sizes,
+            group=self._group,
+            op=_native.OP_NUMBERS[ticket.op],
+            reduce_op=NO_REDUCE_OP if call is None else call.reduce_op,
+            root=_native.NO_RANK if call is None else call.root,
+            peer=ticket.peer if call is None else _native.NO_RANK,
+            dtype=_native.NO_DTYPE if dtype is None else DTYPE_CODES.get(dtype, _native.NO_DTYPE),
+            count=ticket.count if call is None else call.count,
+            tag=ticket.tag,
+            bytes_in=sent,
+            bytes_out=received,
+            timeout=timeout,
+            is_async=True,
+            sizes=sizes,
         )
         self._box.number(number, ticket.seq)
         self._box.start(number)
-        ticket.on_end = partial(self._box.end, number)
+        ticket.on_end = partial(self._end, ticket, number)
+
+    def _end(self, ticket: Ticket, number: int, well: bool) -> None:
+        if ticket.call is None and ticket.peer == _native.ANY_SOURCE and ticket.source != _native.NO_RANK:
+            self._box.came_from(number, ticket.source)
+        self._box.end(number, well, ticket.last_arriver)
 
 
 def _sizes(ticket: Ticket) -> tuple[int, ...] | list[int]:

@@ -95,7 +95,9 @@ class Signature:
     @classmethod
     def from_native(cls, fields: Facts) -> Signature:
         seq, op, reduce_op, root, dtype, count, layout, result, sizes, where, flags = fields
-        return cls(seq, _native.OPS[op].name, reduce_op, root, dtype, count, layout, result, Sizes(*sizes), where, flags)
+        return cls(
+            seq, _native.OPS[op].name, reduce_op, root, dtype, count, layout, result, Sizes(*sizes), where, flags
+        )
 
     def describe(self, *, shape: bool = False) -> str:
         parts = []

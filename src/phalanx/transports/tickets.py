@@ -41,6 +41,7 @@ class Ticket:
         "dtype",
         "facts",
         "flags",
+        "last_arriver",
         "made",
         "meeting",
         "met",
@@ -66,6 +67,7 @@ class Ticket:
         self.seq = 0
         self.result = _native.PENDING
         self.source = -1
+        self.last_arriver = _native.NO_RANK  # of a collective for which all have come
         self.callbacks: list[Callable[[], None]] | None = None
         # Told whether it ended well.
         self.on_end: Callable[[bool], None] | None = None
