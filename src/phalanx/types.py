@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch's stubs do not export it
 
+from phalanx import _native
+
 __all__ = [
     "DTYPE_CODES",
     "NO_REDUCE_OP",
     "NO_ROOT",
     "REDUCE_OP_NAMES",
+    "REDUCIBLE",
     "Blocks",
     "Call",
     "GroupInfo",
@@ -24,29 +27,12 @@ __all__ = [
     "describe_ranks",
 ]
 
-# The native core's numbering (_core/kernels.hpp). A dtype that is not here moves as bytes and can't be reduced.
+# The numbers of dtypes in the native table, of those that this torch has.
 DTYPE_CODES: dict[torch.dtype, int] = {
-    torch.bool: 1,
-    torch.uint8: 2,
-    torch.int8: 3,
-    torch.uint16: 4,
-    torch.int16: 5,
-    torch.uint32: 6,
-    torch.int32: 7,
-    torch.uint64: 8,
-    torch.int64: 9,
-    torch.float16: 10,
-    torch.bfloat16: 11,
-    torch.float32: 12,
-    torch.float64: 13,
-    torch.complex64: 14,
-    torch.complex128: 15,
-    torch.float8_e4m3fn: 16,
-    torch.float8_e5m2: 17,
-    torch.float8_e4m3fnuz: 18,
-    torch.float8_e5m2fnuz: 19,
-    torch.complex32: 20,
+    getattr(torch, dtype.name): code for code, dtype in enumerate(_native.DTYPES) if hasattr(torch, dtype.name)
 }
+# Those that have arithmetic. Torch can copy and compare them, which it can't with all the others.
+REDUCIBLE: dict[torch.dtype, int] = {dtype: code for dtype, code in DTYPE_CODES.items() if code < _native.NUM_REDUCIBLE}
 
 # torch's numbering of ReduceOp.RedOpType, which the native core shares.
 REDUCE_OP_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")

@@ -32,7 +32,7 @@ from phalanx.collectives.reduction import (
     REDUCE_OPS,
     SUM,
 )
-from phalanx.types import DTYPE_CODES, GroupInfo, carry_out
+from phalanx.types import REDUCIBLE, GroupInfo, carry_out
 
 __all__ = ["Flight", "cases", "draw_case", "run_bursts", "run_cases", "run_methods", "wait_for"]
 
@@ -244,7 +244,7 @@ def _work(form: str, op: str) -> Iterator[tuple[torch.dtype, int, int]]:
         yield from ((dtype, reduce_op, count) for dtype, reduce_op in reductions for count in SMALL)
         yield from ((dtype, reduce_op, large) for dtype, reduce_op in SOME_REDUCTIONS)
     else:
-        dtypes = (*DTYPE_CODES, *UNCOMMON) if thorough else SOME_DTYPES
+        dtypes = (*REDUCIBLE, *UNCOMMON) if thorough else SOME_DTYPES
         yield from ((dtype, -1, count) for dtype in dtypes for count in SMALL)
         yield from ((dtype, -1, large) for dtype in (torch.float32, torch.uint8, torch.complex64))
 

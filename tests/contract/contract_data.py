@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from phalanx.types import DTYPE_CODES
+from phalanx.types import REDUCIBLE
 
 __all__ = ["ARRANGEMENTS", "UNCOMMON", "arrange", "difference", "values"]
 
@@ -39,7 +39,7 @@ def arrange(flat: Tensor, arrangement: str) -> Tensor:
         if flat.is_complex():
             return flat.conj().resolve_conj().conj()
         return torch.complex(flat, -flat).conj().imag
-    if arrangement == "flat" or flat.dtype not in DTYPE_CODES:
+    if arrangement == "flat" or flat.dtype not in REDUCIBLE:
         return flat
     if arrangement == "shifted":
         return torch.cat([flat[:1], flat])[min(1, count) :]
@@ -78,7 +78,7 @@ def _period(dtype: torch.dtype, lane: int) -> Tensor:
     anything = torch.randint(0, 256, (_PERIOD, dtype.itemsize), generator=generator, dtype=torch.uint8)
     if dtype is torch.bool:
         return anything >> 7
-    if dtype not in DTYPE_CODES:
+    if dtype not in REDUCIBLE:
         return anything
     if not dtype.is_floating_point:
         unsigned = str(dtype).startswith("torch.u")
@@ -109,4 +109,4 @@ def _bytes(flat: Tensor) -> Tensor:
 
 def _show(element: Tensor) -> str:
     raw = bytes(_bytes(element.reshape(1)).flatten().tolist()).hex(" ")
-    return f"{element.item()} ({raw})" if element.dtype in DTYPE_CODES else raw
+    return f"{element.item()} ({raw})" if element.dtype in REDUCIBLE else raw

@@ -25,7 +25,7 @@ from phalanx.collectives import (
     reduce_scatter,
     scatter,
 )
-from phalanx.types import DTYPE_CODES, REDUCE_OP_NAMES, Call, GroupInfo
+from phalanx.types import REDUCE_OP_NAMES, REDUCIBLE, Call, GroupInfo
 
 __all__ = ["FORMS", "AllToAllSplit", "Case", "Form"]
 
@@ -350,7 +350,7 @@ class AllToAllSplit(Form):
     def make(self, case: Case, rank: int, size: int) -> list[Any]:
         come, go = (sum(splits) for splits in self.splits(case, rank, size))
         output, tensor = case.tensor(2 * come, rank, 100, "flat"), case.tensor(2 * go, rank, 0, "flat")
-        if case.of == "transposed" and case.dtype in DTYPE_CODES:
+        if case.of == "transposed" and case.dtype in REDUCIBLE:
             tensor = tensor.detach().view(2, go).t()
         else:
             tensor = tensor.view(go, 2)

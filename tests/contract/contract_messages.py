@@ -22,11 +22,11 @@ from contract_data import ARRANGEMENTS, UNCOMMON, arrange, difference, values
 from contract_pool import Member
 from torch import Tensor
 
-from phalanx.types import DTYPE_CODES
+from phalanx.types import REDUCIBLE
 
 __all__ = ["COUNTS", "DTYPES", "Message", "Side", "draw_message", "every_kind", "in_own_order", "pairs", "sides_of"]
 
-DTYPES = (*DTYPE_CODES, *UNCOMMON)
+DTYPES = (*REDUCIBLE, *UNCOMMON)
 HIGHEST_TAG = 2**31 - 1
 # Where a transport may change its ways, a byte less and more; and what has to be streamed.
 EDGES = [edge + more for edge in (2 << 10, 64 << 10, 256 << 10) for more in (-1, 0, 1)]

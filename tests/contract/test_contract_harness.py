@@ -16,7 +16,7 @@ from contract_exchanges import misarrivals
 from contract_messages import Message, Side, every_kind, in_own_order
 from contract_pool import Member, Pool, PoolError
 
-from phalanx.types import DTYPE_CODES
+from phalanx.types import REDUCIBLE
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def pid_of(member: Member) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
-@pytest.mark.parametrize("dtype", [*DTYPE_CODES, *UNCOMMON], ids=str)
+@pytest.mark.parametrize("dtype", [*REDUCIBLE, *UNCOMMON], ids=str)
 def test_arrangements_keep_the_values(dtype: torch.dtype) -> None:
     for count in (0, 1, 2, 1037):
         expected = values(dtype, count, lane=0, seed=5)
@@ -164,7 +164,7 @@ def test_a_message_that_did_not_come_is_seen(pool: Pool) -> None:
 
 def test_every_kind_of_message_has_every_spelling_between_all_pairs() -> None:
     messages = list(every_kind(4))
-    assert {message.dtype for message in messages} == {*DTYPE_CODES, *UNCOMMON}
+    assert {message.dtype for message in messages} == {*REDUCIBLE, *UNCOMMON}
     assert len({(message.source, message.target) for message in messages}) == 12
     assert len({message.send for message in messages}) == 3
     assert len({message.receive for message in messages}) == 6

@@ -35,10 +35,10 @@ class _Pair:
         self.data = torch.zeros(1 << 20)
 
     def barrier(self, timeout: float) -> object:
-        return self.first.run(_BARRIER, -1, -1, 0, 0, 0, 1.0, timeout, *_NOTHING, *_NOTHING, ())
+        return self.first.run(_BARRIER, -1, -1, 0, 0, 0, 0, 1.0, timeout, *_NOTHING, *_NOTHING, ())
 
     def start(self) -> _native.Pending:
-        started = self.first.start(self, _BARRIER, -1, -1, 0, 0, 0, 1.0, 1000.0, *_NOTHING, *_NOTHING, ())
+        started = self.first.start(self, _BARRIER, -1, -1, 0, 0, 0, 0, 1.0, 1000.0, *_NOTHING, *_NOTHING, ())
         assert isinstance(started, _native.Pending)
         return started
 

@@ -130,10 +130,9 @@ Complaints mismatch(int size, Random& random, const Shape& common, const Shape& 
   for (const int rank : {failure.rank, failure.peer}) {
     const Testimony& seen = world.segment->testimony(world[0].member().lines.report(), rank);
     const Op op = rank == odd ? odd_shape.op : common.op;
-    expect(complaints, seen.arrived == 1 && seen.call.seq == before + 1 && seen.call.op == static_cast<int>(op),
-           "what the two ranks had called");
+    expect(complaints, seen.call.seq == before + 1 && seen.call.description.op == op, "what the two ranks had called");
     expect(complaints, seen.completed.seq == before, "the last call that the two ranks had completed");
-    expect(complaints, seen.call_where == place_of(rank).text, "where the two ranks had called");
+    expect(complaints, seen.call.where == place_of(rank).text, "where the two ranks had called");
   }
   return complaints;
 }
@@ -153,7 +152,7 @@ Complaints held_up_report(int size, Random& random, std::uint32_t others) {
   expect_failure(complaints, failure, FailureKind::mismatch, 1);
   for (const int rank : {failure.rank, failure.peer}) {
     const Testimony& seen = world.segment->testimony(world[0].member().lines.report(), rank);
-    expect(complaints, seen.arrived == 1 && seen.call.seq == 1, "what the two ranks had called");
+    expect(complaints, seen.call.seq == 1, "what the two ranks had called");
   }
   return complaints;
 }
@@ -226,8 +225,10 @@ Complaints mismatch_of_sizes(int size, Random& random) {
   });
   const Failure failure = world[0].failure();
   expect_failure(complaints, failure, FailureKind::mismatch, 1);
-  expect(complaints, failure.rank == sender && failure.peer == receiver, "sender and receiver to be named");
-  expect(complaints, failure.misfit.sent == 8 && failure.misfit.expected == 16, "the sizes to be named");
+  const Splits& splits = failure.splits;
+  expect(complaints, splits.sender == sender && splits.receiver == receiver, "sender and receiver to be named");
+  expect(complaints, splits.bytes_sent == 8 && splits.bytes_expected == 16, "the sizes to be named");
+  expect(complaints, failure.rank != failure.peer && failure.call.op == Op::all_to_all, "the finder and its call");
   return complaints;
 }
 
@@ -284,7 +285,8 @@ Complaints abort_of_waits(int size, Random& random) {
   aborter.join();
   const Failure failure = world[absent].failure();
   expect(complaints, failure.kind == FailureKind::aborted, "an abort");
-  expect(complaints, failure.rank == aborting && std::strcmp(failure.text, "enough") == 0, "who aborted and its words");
+  expect(complaints, failure.rank == aborting && std::strcmp(failure.reason, "enough") == 0,
+         "who aborted and its words");
   return complaints;
 }
 

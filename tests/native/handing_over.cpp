@@ -90,11 +90,11 @@ Complaints behind_nothing(Random&) {
 
 std::shared_ptr<MessageTicket> message_of(bool sends, int peer, std::uint32_t tag, Bytes& data) {
   auto ticket = std::make_shared<MessageTicket>();
-  ticket->sends = sends;
-  ticket->peer = peer;
-  ticket->tag = tag;
-  ticket->dtype = DType::uint8;
-  ticket->count = static_cast<std::int64_t>(data.size());
+  ticket->call.op = sends ? Op::send : Op::recv;
+  ticket->call.peer = peer;
+  ticket->call.tag = tag;
+  ticket->call.dtype = DType::uint8;
+  ticket->call.count = static_cast<std::int64_t>(data.size());
   ticket->data = {data.data(), data.size()};
   ticket->deadline = Clock::now() + kPatience;
   return ticket;

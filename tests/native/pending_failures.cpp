@@ -109,11 +109,14 @@ Complaints misfit(int size, Random& random, bool of_dtype, bool is_long) {
     expect_result(mine, last->result(), {Result::was_broken}, "a message in a broken group");
     const Failure failure = group.failure();
     expect_failure(mine, failure, FailureKind::message, 1);
-    expect(mine, failure.rank == receiver && failure.peer == sender && failure.op == Op::recv, "both to be named");
-    const Misfit& both = failure.misfit;
-    expect(mine, both.sent == count && both.expected == expected && both.tag == kTag, "both counts and the tag");
-    expect(mine, both.sent_dtype == static_cast<int>(DType::int32) && both.expected_dtype == static_cast<int>(dtype),
-           "both dtypes");
+    expect(mine, failure.rank == receiver && failure.peer == sender, "both to be named");
+    const Description& sent = failure.misfit.sent;
+    const Description& received = failure.call;
+    expect(mine, sent.op == Op::send && received.op == Op::recv, "both sides");
+    expect(mine, sent.peer == receiver && received.peer == asked, "whom both had named");
+    expect(mine, sent.count == count && received.count == expected, "both counts");
+    expect(mine, sent.dtype == DType::int32 && received.dtype == dtype, "both dtypes");
+    expect(mine, sent.tag == kTag && received.tag == kTag, "the tag");
   });
   return complaints;
 }
@@ -158,7 +161,7 @@ Complaints timeout(int size, Random& random, Unanswered what) {
   const Failure failure = world[peer].failure();
   expect_failure(complaints, failure, FailureKind::timeout, 1);
   const Op op = what == Unanswered::call ? Op::all_reduce : what == Unanswered::send ? Op::send : Op::recv;
-  expect(complaints, failure.rank == judge && failure.op == op, "the rank whose time was up, and its op");
+  expect(complaints, failure.rank == judge && failure.call.op == op, "the rank whose time was up, and its op");
   const bool one = what == Unanswered::receive || what == Unanswered::send;
   const std::vector<int> expected = one ? std::vector<int>{peer} : all_but(size, {judge});
   expect(complaints, missing_in(failure) == expected, "who was waited for");

@@ -22,7 +22,7 @@ void make_calls(Group& group, std::uint64_t seed, const Tuning& tuning, Mixture 
       complaints.push_back(text("call %llu, %s: %s (failure %u by rank %d at seq %llu: '%s')",
                                 static_cast<unsigned long long>(index), plan.describe().c_str(), name_of(result),
                                 static_cast<unsigned>(failure.kind), failure.rank,
-                                static_cast<unsigned long long>(failure.seq), failure.text));
+                                static_cast<unsigned long long>(failure.seq), failure.reason));
       return;
     }
     side.check(complaints);

@@ -21,7 +21,7 @@ from phalanx.collectives.reduction import (
     SUM,
     reduce_in_rank_order,
 )
-from phalanx.types import DTYPE_CODES, REDUCE_OP_NAMES
+from phalanx.types import REDUCE_OP_NAMES, REDUCIBLE
 
 INTEGERS = [
     torch.uint8,
@@ -205,7 +205,7 @@ def test_order_of_ranks_matters() -> None:
 
 
 def test_every_reducible_dtype_has_a_code() -> None:
-    assert set(REDUCE_OPS) == set(DTYPE_CODES)
+    assert set(REDUCE_OPS) == set(REDUCIBLE)
 
 
 @pytest.mark.parametrize("op", [BAND, BOR, BXOR])

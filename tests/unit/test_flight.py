@@ -23,7 +23,7 @@ from torch.distributed.flight_recorder.components.types import Database
 from phalanx import _native
 from phalanx.commands import main
 from phalanx.debug import flight
-from phalanx.types import DTYPE_CODES
+from phalanx.types import REDUCIBLE
 
 
 @pytest.fixture(autouse=True)
@@ -239,7 +239,7 @@ def test_ranks_of_a_group_in_another_order(tmp_path: Path, caplog: pytest.LogCap
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 def test_every_dtype_has_the_name_that_torch_gives_it() -> None:
-    for dtype in DTYPE_CODES:
+    for dtype in REDUCIBLE:
         name = str(dtype).removeprefix("torch.")
         entry = flight.trace_of(box_of(Call(dtype=name)))["entries"][0]
         torchs = torch.empty(0, dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx import _native
-from phalanx.types import DTYPE_CODES, REDUCE_OP_NAMES
+from phalanx.types import REDUCE_OP_NAMES, REDUCIBLE
 
 SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM = range(9)
-INTEGERS = [dtype for dtype in DTYPE_CODES if not dtype.is_floating_point and not dtype.is_complex][1:]
-FLOATS = [dtype for dtype in DTYPE_CODES if dtype.is_floating_point]
+INTEGERS = [dtype for dtype in REDUCIBLE if not dtype.is_floating_point and not dtype.is_complex][1:]
+FLOATS = [dtype for dtype in REDUCIBLE if dtype.is_floating_point]
 SMALL_FLOATS = [dtype for dtype in FLOATS if dtype.itemsize <= 2]
 PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -83,7 +83,7 @@ def reduce(
 ) -> torch.Tensor:
     dst = torch.empty_like(srcs[0]) if dst is None else dst
     addresses = [src.data_ptr() for src in srcs]
-    _native.reduce_buffers(DTYPE_CODES[dtype], op, dst.data_ptr(), addresses, dst.numel(), factors)
+    _native.reduce_buffers(REDUCIBLE[dtype], op, dst.data_ptr(), addresses, dst.numel(), factors)
     return dst
 
 
@@ -172,7 +172,7 @@ def each_kernel(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def test_kernels_exist_where_dtype_has_op() -> None:
-    wanted = {(DTYPE_CODES[dtype], op) for dtype, op in KERNELS}
+    wanted = {(REDUCIBLE[dtype], op) for dtype, op in KERNELS}
     assert {(code, op) for code in range(256) for op in range(256) if _native.reduces(code, op)} == wanted
 
 

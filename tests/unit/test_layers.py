@@ -11,8 +11,8 @@ ROOT = Path(phalanx.__file__).parent
 
 # From the bottom up: a module may import from its own layer and from those before it.
 LAYERS = [
-    {"children", "durations", "errors", "log", "memory", "printable", "statistics", "types"},
     {"_core_ext", "_native"},
+    {"children", "durations", "errors", "log", "memory", "printable", "statistics", "types"},
     {"transports"},
     {"collectives"},
     {"group"},

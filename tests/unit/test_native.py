@@ -20,6 +20,7 @@ def test_the_stub_has_the_names_of_the_module() -> None:
         if isinstance(node, ast.ClassDef):
             members = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
             members |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}  # type: ignore[union-attr]
+            members |= {target.id for item in node.body if isinstance(item, ast.Assign) for target in item.targets}  # type: ignore[attr-defined]
             actual = {name for name in vars(getattr(_core_ext, node.name)) if not name.startswith("_")}
             assert members - {"__init__"} == actual, node.name
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -65,8 +66,8 @@ def test_requests_that_make_no_sense_are_refused() -> None:
     nothing = ([], [], 0, False)
     shape = ()
     with pytest.raises(ValueError, match="unknown op"):
-        group.run(99, -1, -1, 0, 0, 0, 1.0, 1.0, *nothing, *nothing, shape)
+        group.run(99, -1, -1, 0, 0, 0, 0, 1.0, 1.0, *nothing, *nothing, shape)
     with pytest.raises(ValueError, match="no kernel"):
-        group.run(1, 0, -1, 0, 0, 0, 1.0, 1.0, *nothing, *nothing, shape)
+        group.run(1, 0, -1, 0, 0, 0, 0, 1.0, 1.0, *nothing, *nothing, shape)
     with pytest.raises(ValueError, match="root is not a rank"):
-        group.run(3, -1, 7, 12, 0, 0, 1.0, 1.0, *nothing, *nothing, shape)
+        group.run(3, -1, 7, 12, 0, 0, 0, 1.0, 1.0, *nothing, *nothing, shape)

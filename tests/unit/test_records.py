@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from boxes import EPOCH, NOBODY, RECORD_BYTES, RECORDS_OFFSET, SECOND, Call, box_of, collective, make_box, message
@@ -244,12 +243,11 @@ def test_the_native_writer_writes_what_is_read(tmp_path: Path) -> None:
     assert (found.records, ending_of(found)) == ([], RUNNING)
     group = box.remember_group("default_pg", 1, "0-1", description="all", identity="77")
     before = time.time_ns()
-    send, total = _native.OP_NUMBERS["send"], _native.OP_NUMBERS["all_reduce"]
-    for number, seq in enumerate((4, 7), 1):
-        only: dict[str, Any] = {"op": total, "reduce_op": 4, "sizes": (2, 3)}
-        if seq == 7:
-            only = {"op": send, "peer": 0, "tag": 9, "is_async": True, "sizes": [6]}
-        assert box.begin(group=group, dtype=12, count=6, bytes_in=24, bytes_out=8, timeout=2.5, **only) == number
+    total = _native.Description("all_reduce", reduce_op=4, dtype=12, count=6, sizes=(2, 3))
+    send = _native.Description("send", peer=0, tag=9, dtype=12, count=6, sizes=[6])
+    for number, (seq, call) in enumerate(((4, total), (7, send)), 1):
+        found_number = box.begin(group, call, bytes_in=24, bytes_out=8, timeout=2.5, is_async=seq == 7)
+        assert found_number == number
         box.number(number, seq)
         box.start(number)
     box.end(1, True)
@@ -287,8 +285,8 @@ while not select.select([sys.stdin], [], [], 0)[0]:
     for _ in range(100):
         number += 1
         group = box.remember_group(f"{number % 50}", 0, "0,1")
-        same = dict.fromkeys(("count", "tag", "bytes_in", "bytes_out"), number)
-        assert box.begin(group=group, op=1, reduce_op=0, dtype=12, **same) == number
+        call = _native.Description("all_reduce", reduce_op=0, dtype=12, count=number, tag=number)
+        assert box.begin(group, call, bytes_in=number, bytes_out=number, timeout=1.0, is_async=False) == number
         box.number(number, number)
     if number == 100:
         print(flush=True)

@@ -27,24 +27,15 @@ struct HeldBox {
 };
 
 // A call of a rank that is a thread.
-std::uint64_t begin(const HeldBox& held, std::uint32_t group, int op, int reduce_op, int root, int peer, int dtype,
-                    std::int64_t count, std::uint32_t tag, std::uint64_t bytes_in, std::uint64_t bytes_out,
-                    double timeout, bool is_async, nb::handle sizes) {
+std::uint64_t begin(const HeldBox& held, std::uint32_t group, const Description& description, std::uint64_t bytes_in,
+                    std::uint64_t bytes_out, double timeout, bool is_async) {
   if (held.box->forked()) return 0;
-  BoxCall record;
-  Description& call = record.call;
-  call.op = static_cast<Op>(op);
-  call.reduce_op = static_cast<std::int8_t>(reduce_op);
-  call.root = root;
-  call.peer = peer;
-  call.dtype = static_cast<DType>(dtype);
-  call.device = call.dtype != DType::none ? Device::cpu : Device::none;
-  call.engine = Engine::threads;
-  call.count = count;
-  call.tag = tag;
-  call.shape = shape_of(sizes, count);
   const Origin origin = origin_of_call();
-  call.flags = origin.flags | (is_async ? kAsync : 0);
+  BoxCall record;
+  record.call = description;
+  record.call.device = description.dtype != DType::none ? Device::cpu : Device::none;
+  record.call.engine = Engine::threads;
+  record.call.flags = origin.flags | (is_async ? kAsync : 0);
   record.group = group;
   record.location = origin.location != nullptr ? held.box->offset_of(*origin.location) : 0;
   record.bytes_in = bytes_in;
@@ -103,14 +94,8 @@ void bind_box(nb::module_& module, nb::class_<Group>& group) {
           },
           "name"_a, "rank"_a, "ranks"_a, nb::kw_only(), "description"_a = "", "identity"_a = "", "place"_a = "",
           "The group, for `begin`, `begin_making` and `Group.keep_records`; 0: there is no room for it.")
-      .def(
-          "begin", &begin, nb::kw_only(), "group"_a, "op"_a, "reduce_op"_a = static_cast<int>(kNoReduceOp),
-          "root"_a = kNoRank, "peer"_a = kNoRank, "dtype"_a = 0, "count"_a = 0, "tag"_a = 0, "bytes_in"_a = 0,
-          "bytes_out"_a = 0, "timeout"_a = 0.0, "is_async"_a = false, "sizes"_a = nb::make_tuple(),
-          nb::sig("def begin(self, *, group: int, op: int, reduce_op: int = -1, root: int = -1, peer: int = -1, dtype: "
-                  "int = 0, count: int = 0, tag: int = 0, bytes_in: int = 0, bytes_out: int = 0, timeout: float = 0.0, "
-                  "is_async: bool = False, sizes: tuple[int, ...] | list[int] = ()) -> int"),
-          "Records a call of a rank that is a thread.")
+      .def("begin", &begin, "group"_a, "description"_a, nb::kw_only(), "bytes_in"_a, "bytes_out"_a, "timeout"_a,
+           "is_async"_a, "Records a call of a rank that is a thread.")
       .def("begin_making", &begin_making, "group"_a, "number"_a, "timeout"_a)
       .def(
           "number",

@@ -101,7 +101,7 @@ Result refusal(Group& group) {
 struct Arguments {
   int op, reduce_op, root, dtype;
   std::int64_t count;
-  std::uint32_t layout;
+  std::uint32_t layout, unlisted_dtype;
   double factor, timeout;
   nb::handle sizes;
 };
@@ -115,6 +115,7 @@ Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, boo
   request.dtype = static_cast<DType>(arguments.dtype);
   request.count = arguments.count;
   request.layout = arguments.layout;
+  request.unlisted_dtype = arguments.unlisted_dtype;
   request.factor = arguments.factor;
   request.is_waited_for = !is_async;
   try {
@@ -345,33 +346,33 @@ auto from_one(std::uint64_t address, std::uint64_t size, bool reads, bool writes
 }
 
 nb::object run(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
-               double factor, double timeout, const Addresses& in, const Sizes& in_sizes, std::size_t num_in,
-               bool in_listed, const Addresses& out, const Sizes& out_sizes, std::size_t num_out, bool out_listed,
-               nb::handle shape) {
-  return run_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout, shape},
+               std::uint32_t unlisted_dtype, double factor, double timeout, const Addresses& in, const Sizes& in_sizes,
+               std::size_t num_in, bool in_listed, const Addresses& out, const Sizes& out_sizes, std::size_t num_out,
+               bool out_listed, nb::handle shape) {
+  return run_with(group, {op, reduce_op, root, dtype, count, layout, unlisted_dtype, factor, timeout, shape},
                   from_lists(in, in_sizes, num_in, in_listed, out, out_sizes, num_out, out_listed));
 }
 
 nb::object run_single(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count,
-                      std::uint32_t layout, double factor, double timeout, std::uint64_t address, std::uint64_t size,
-                      bool reads, bool writes, nb::handle shape) {
-  return run_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout, shape},
+                      std::uint32_t layout, std::uint32_t unlisted_dtype, double factor, double timeout,
+                      std::uint64_t address, std::uint64_t size, bool reads, bool writes, nb::handle shape) {
+  return run_with(group, {op, reduce_op, root, dtype, count, layout, unlisted_dtype, factor, timeout, shape},
                   from_one(address, size, reads, writes));
 }
 
 nb::object start(Group& group, nb::object kept, int op, int reduce_op, int root, int dtype, std::int64_t count,
-                 std::uint32_t layout, double factor, double timeout, const Addresses& in, const Sizes& in_sizes,
-                 std::size_t num_in, bool in_listed, const Addresses& out, const Sizes& out_sizes, std::size_t num_out,
-                 bool out_listed, nb::handle shape) {
-  return start_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout, shape}, std::move(kept),
-                    from_lists(in, in_sizes, num_in, in_listed, out, out_sizes, num_out, out_listed));
+                 std::uint32_t layout, std::uint32_t unlisted_dtype, double factor, double timeout, const Addresses& in,
+                 const Sizes& in_sizes, std::size_t num_in, bool in_listed, const Addresses& out,
+                 const Sizes& out_sizes, std::size_t num_out, bool out_listed, nb::handle shape) {
+  return start_with(group, {op, reduce_op, root, dtype, count, layout, unlisted_dtype, factor, timeout, shape},
+                    std::move(kept), from_lists(in, in_sizes, num_in, in_listed, out, out_sizes, num_out, out_listed));
 }
 
 nb::object start_single(Group& group, nb::object kept, int op, int reduce_op, int root, int dtype, std::int64_t count,
-                        std::uint32_t layout, double factor, double timeout, std::uint64_t address, std::uint64_t size,
-                        bool reads, bool writes, nb::handle shape) {
-  return start_with(group, {op, reduce_op, root, dtype, count, layout, factor, timeout, shape}, std::move(kept),
-                    from_one(address, size, reads, writes));
+                        std::uint32_t layout, std::uint32_t unlisted_dtype, double factor, double timeout,
+                        std::uint64_t address, std::uint64_t size, bool reads, bool writes, nb::handle shape) {
+  return start_with(group, {op, reduce_op, root, dtype, count, layout, unlisted_dtype, factor, timeout, shape},
+                    std::move(kept), from_one(address, size, reads, writes));
 }
 
 nb::object message(Group& group, nb::object kept, bool sends, int peer, std::int64_t tag, int dtype,

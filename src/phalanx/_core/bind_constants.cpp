@@ -87,7 +87,6 @@ void bind_constants(nb::module_& module) {
       .add("UNKNOWN_TAG", kUnknownTag)
       .add("UNKNOWN_STATUS", kUnknownStatus)
       .add("NO_DTYPE", DType::none)
-      .add("OTHER_DTYPE", DType::other)
       .add("MAX_RANKS", kMaxRanks)
       .add("SIZES_KEPT", kSizesKept)
       .add("INLINE_BYTES", kInlineBytes)

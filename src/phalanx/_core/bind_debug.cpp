@@ -34,21 +34,6 @@ Slow& slow() {
   return *made;
 }
 
-nb::tuple sizes_of(const Shape& shape) {
-  const std::size_t kept = std::min<std::size_t>(shape.num, kSizesKept);
-  nb::list sizes;
-  for (std::size_t i = 0; i < kept; ++i) sizes.append(shape.sizes[i]);
-  return nb::make_tuple(shape.listed, static_cast<int>(shape.num), nb::tuple(sizes));
-}
-
-// A signature with all that a report says of it; transports/signatures.py takes it apart.
-nb::object facts_of(const Descriptor& call, const char* where) {
-  if (call.seq == 0) return nb::none();
-  return nb::make_tuple(call.seq, static_cast<int>(call.call.op), static_cast<int>(call.call.reduce_op), call.call.root,
-                        static_cast<int>(call.call.dtype), call.call.count, call.call.layout, call.result,
-                        sizes_of(call.call.shape), where, static_cast<int>(call.call.flags));
-}
-
 // The same on all ranks of the group, and on those of no other group.
 std::string identity_of(Group& group) {
   constexpr std::size_t kBytes = 8;
@@ -62,26 +47,12 @@ std::string identity_of(Group& group) {
   return text;
 }
 
-nb::list testimonies(Group& group) {
-  nb::list all;
+// One of each rank.
+std::vector<Testimony> testimonies(Group& group) {
+  std::vector<Testimony> all;
   const std::uint32_t report = group.member().lines.report();
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const Testimony& found = group.segment().testimony(report, rank);
-    const Descriptor none{};
-    all.append(nb::make_tuple(facts_of(found.arrived != 0 ? found.call : none, found.call_where),
-                              facts_of(found.completed, found.completed_where), nb::str(found.refused)));
-  }
+  for (int rank = 0; rank < group.size(); ++rank) all.push_back(group.segment().testimony(report, rank));
   return all;
-}
-
-nb::object take_note(Group& group) {
-  const std::optional<ShapeNote> note = group.take_note();
-  if (!note) return nb::none();
-  nb::list sides;
-  for (const ShapeNote::Side& side : note->sides) {
-    sides.append(nb::make_tuple(side.rank, sizes_of(side.shape), side.where));
-  }
-  return nb::make_tuple(note->seq, static_cast<int>(note->op), sides);
 }
 
 nb::object next_question() {
@@ -134,7 +105,7 @@ void tell_refused(std::uint64_t token, Op op, std::uint64_t seq, std::uint32_t t
 void bind_debug(nb::module_& module, nb::class_<Group>& group) {
   group.def_prop_ro("identity", &identity_of)
       .def("testimonies", &testimonies)
-      .def("take_note", &take_note)
+      .def("take_note", &Group::take_note)
       .def("refuse_call", [](Group& self, const std::string& text) { self.refusals().refuse_call(text); })
       .def("refuse_message", &refuse_message)
       .def("refusals", &refusals_of)

@@ -46,6 +46,7 @@ void bind_tables(nb::module_& module) {
   module.attr("OPS") = rows_of(kOps);
   module.attr("DTYPES") = rows_of(kDTypes);
   module.attr("NUM_REDUCIBLE") = kNumReducible;
+  module.attr("OTHER_DTYPE") = static_cast<int>(DType::other);
 }
 
 }  // namespace phalanx

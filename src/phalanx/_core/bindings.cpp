@@ -22,6 +22,7 @@
 #include "bind_calls.hpp"
 #include "bind_constants.hpp"
 #include "bind_debug.hpp"
+#include "bind_description.hpp"
 #include "bind_tables.hpp"
 #include "cpus.hpp"
 #include "gil.hpp"
@@ -48,29 +49,6 @@ Nonce to_nonce(const nb::bytes& bytes) {
 Identity to_identity(const Pid& process) {
   const auto [pid, start, program] = process;
   return {static_cast<pid_t>(pid), start, program};
-}
-
-nb::dict failure_of(const Group& group) {
-  const Failure failure = group.failure();
-  nb::dict result;
-  std::vector<int> missing;
-  for (int rank = 0; rank < kMaxRanks; ++rank) {
-    if ((failure.missing[rank / 64] >> rank % 64 & 1) != 0) missing.push_back(rank);
-  }
-  result["kind"] = static_cast<int>(failure.kind);
-  result["rank"] = failure.rank;
-  result["peer"] = failure.peer;
-  result["seq"] = failure.seq;
-  result["missing"] = missing;
-  result["asked"] = failure.asked != 0;
-  result["text"] = nb::str(failure.text);
-  result["op"] = static_cast<int>(failure.op);
-  result["leaving"] = static_cast<int>(failure.leaving);
-  result["status"] = failure.status;
-  result["where"] = nb::make_tuple(failure.where[0], failure.where[1]);
-  result["misfit"] = nb::make_tuple(failure.misfit.sent_dtype, failure.misfit.sent, failure.misfit.expected_dtype,
-                                    failure.misfit.expected, failure.misfit.tag);
-  return result;
 }
 
 void reduce_buffers(int dtype, int op, std::uint64_t dst, const Addresses& srcs, std::size_t count,
@@ -133,6 +111,7 @@ NB_MODULE(_core_ext, m) {
   nb::set_leak_warnings(false);
 
   bind_tables(m);
+  bind_description(m);
   m.def("affinity", &affinity, "CPUs that this process may run on.");
   m.def("cpu_quota", &cpu_quota, "CPUs that the cgroup grants, rounded up; 0 where it sets no limit.");
   m.def("kernel_variant", &kernel_variant);
@@ -210,7 +189,7 @@ NB_MODULE(_core_ext, m) {
            })
       .def("say_last_words", &Group::say_last_words)
       .def("last_words", &Group::last_words)
-      .def("failure", &failure_of)
+      .def("failure", &Group::failure)
       .def_prop_ro("statistics", [](const Group& self) { return HeldStatistics{self.member().statistics}; })
       .def_prop_ro("forked", &Group::forked)
       .def_prop_ro("broken", &Group::broken)

@@ -269,20 +269,22 @@ void Call::report_mismatch(int peer, std::uint64_t seq) noexcept {
       ++other;
     }
   }
-  fail(rank(), peer, seq, {});
+  fail(peer, seq, {});
 }
 
-void Call::report_splits(int from, int to, const Misfit& misfit) noexcept { fail(from, to, seq_, misfit); }
+void Call::report_splits(const Splits& splits) noexcept {
+  fail(splits.receiver == rank() ? splits.sender : splits.receiver, seq_, splits);
+}
 
-void Call::fail(int one, int other, std::uint64_t seq, const Misfit& misfit) noexcept {
+void Call::fail(int peer, std::uint64_t seq, const Splits& splits) noexcept {
   failed_ = true;
-  Failure failure{};
+  Failure failure;
   failure.kind = FailureKind::mismatch;
-  failure.rank = one;
-  failure.peer = other;
+  failure.rank = rank();
+  failure.peer = peer;
   failure.seq = seq;
-  failure.op = request_->op;
-  failure.misfit = misfit;
+  failure.call = *request_;
+  failure.splits = splits;
   lines_.fail(failure, [&](std::uint32_t report) {
     for (int witness = 0; witness < size(); ++witness) {
       const bool arrived = is_for(segment_.control(witness).words[seq % kRing].load(std::memory_order_acquire), seq);

@@ -99,7 +99,7 @@ class Call {
   std::uint64_t* sizes(int rank) const noexcept { return segment_.sizes(rank, seq_); }
   bool is_root() const noexcept { return request_->root == rank(); }
   // Ends the call: two ranks disagree about the sizes that they exchange, of which all know.
-  void report_splits(int from, int to, const Misfit& misfit) noexcept;
+  void report_splits(const Splits& splits) noexcept;
 
   // The plan, set by Algorithm::plan.
   std::uint64_t ticks = 1;
@@ -122,7 +122,7 @@ class Call {
   // Ends the call: this rank and `peer` disagree about `seq`. Waits for a moment, so that the report knows of those who
   // are about to come.
   void report_mismatch(int peer, std::uint64_t seq) noexcept;
-  void fail(int one, int other, std::uint64_t seq, const Misfit& misfit) noexcept;
+  void fail(int peer, std::uint64_t seq, const Splits& splits) noexcept;
   void note_shapes(int peer) noexcept;
   void describe() noexcept;
   std::uint64_t result_hash() const noexcept;

@@ -172,7 +172,7 @@ Lane::News CallQueue::wait_for_news(Clock::time_point until) {
 }
 
 Member::Doing CallQueue::doing(const CallTicket& ticket) noexcept {
-  return {ticket.request.op, ticket.seq.load(std::memory_order_relaxed), ticket.request.location, ticket.asked};
+  return {ticket.request, ticket.seq.load(std::memory_order_relaxed), ticket.request.location, ticket.asked};
 }
 
 }  // namespace phalanx

@@ -30,12 +30,14 @@
 namespace phalanx {
 
 inline constexpr std::uint64_t kMagic = 0x31584e414c414850;  // "PHALANX1"
-inline constexpr std::uint32_t kVersion = 8;
+inline constexpr std::uint32_t kVersion = 9;
 inline constexpr int kSlots = 4;
 // Twice the slots: a peer that lags by kSlots ticks still finds its word when it compares (see Call::verify_history).
 inline constexpr int kRing = 2 * kSlots;
 inline constexpr std::size_t kLine = 128;
 inline constexpr std::size_t kPage = 4096;
+// Of the first page and the second: the memory of all reports of a failure is part of the header.
+inline constexpr std::size_t kHeaderBytes = 2 * kPage;
 inline constexpr int kMaxRanks = 1024;
 // Of a channel: announcements under way, grants under way, chunks under way.
 inline constexpr int kEnvelopes = 16;
@@ -78,14 +80,24 @@ inline constexpr std::size_t kLaneKinds = 2;
 
 inline constexpr std::int32_t kUnknownStatus = -1;
 
-// Both sides of a message that does not fit; of one that nobody answered, the tag. Of sizes that ranks exchange, bytes
-// and the sender.
+// Bytes of a text that says where in the program a call was made.
+inline constexpr std::size_t kWhereBytes = 120;
+
+// Tags that a failure keeps of messages that nobody receives.
+inline constexpr std::uint32_t kTagsKept = 24;
+
+// The sender's side of a message that does not fit its receive.
 struct Misfit {
-  std::int64_t sent;
-  std::int64_t expected;
-  std::uint32_t tag;
-  std::uint8_t sent_dtype;
-  std::uint8_t expected_dtype;
+  Description sent;
+  char where[kWhereBytes];
+};
+
+// Two ranks of which one sends, in a call that exchanges sizes, what the other does not expect.
+struct Splits {
+  std::int32_t sender = kNoRank;
+  std::int32_t receiver = kNoRank;
+  std::int64_t bytes_sent = 0;
+  std::int64_t bytes_expected = 0;
 };
 
 // Reports of the first failure that may be begun: each further one by a rank that takes over, because the rank before
@@ -112,18 +124,34 @@ class ReportState {
 
 // The first failure of a group, frozen by the rank that reports it between its claim and its publishing.
 struct Failure {
-  FailureKind kind;
-  std::int32_t rank;  // who found it
-  std::int32_t peer;  // the other side of a mismatch or message; the rank that left or died
-  std::uint64_t seq;
-  Op op;                // what the finder was doing
-  Leaving leaving;      // how the peer left
-  std::int32_t status;  // how the peer's process ended, as waitpid gives it; kUnknownStatus where nobody can tell
-  Misfit misfit;
-  std::uint64_t missing[kMaxRanks / 64];  // a bit for each rank
-  std::uint32_t asked;                    // 1: just before, the missing ranks were asked where they are
-  char text[256];                         // of a process that called exec, the command line of its new program
-  char where[2][120];  // the finder's line in the program; of a message, the sender's and the receiver's
+  FailureKind kind = FailureKind::none;
+  std::int32_t rank = kNoRank;  // who found it
+  Description call;             // what the finder was doing
+  std::uint64_t seq = 0;
+  char where[kWhereBytes] = {};  // the finder's line in the program
+  std::int32_t peer = kNoRank;   // the other side of a mismatch or message; the rank that left or died
+  // Of a mismatch about sizes that ranks exchange.
+  Splits splits;
+  // Of a message that does not fit; `call` is its receive.
+  Misfit misfit = {};
+  // Of a timeout.
+  std::uint64_t missing[kMaxRanks / 64] = {};  // a bit for each rank
+  std::uint32_t asked = 0;                     // 1: just before, the missing ranks were asked where they are
+  // The tags of messages that came instead of the one that is missing: the lowest of them, and how many there are.
+  std::uint32_t other_tags[kTagsKept] = {};
+  std::uint32_t num_other_tags = 0;
+  // Of a rank that left or died.
+  Leaving leaving = Leaving::no;
+  std::int32_t status = kUnknownStatus;  // how its process ended, as waitpid gives it
+  char command_line[256] = {};           // of the program that has replaced its own
+  // Of an abort.
+  char reason[768] = {};
+
+  void add_missing(int rank) noexcept { missing[rank / 64] |= std::uint64_t{1} << rank % 64; }
+  void add_other_tag(std::uint32_t tag) noexcept {
+    if (num_other_tags < kTagsKept) other_tags[num_other_tags] = tag;
+    ++num_other_tags;
+  }
 };
 
 // Choices that all ranks must make alike, made once by the creator.
@@ -217,13 +245,18 @@ struct alignas(kLine) Descriptor {
   Description call;
 };
 
+// A call that a rank has made, as reports tell of it.
+struct MadeCall {
+  std::uint64_t seq = 0;     // 0: there is none
+  std::uint64_t result = 0;  // as in Descriptor
+  Description description;
+  char where[kWhereBytes] = {};
+};
+
 // What the finder of a mismatch saw of a rank.
 struct alignas(kLine) Testimony {
-  std::uint32_t arrived;  // 1: the rank had made the call
-  Descriptor call;
-  Descriptor completed;  // the last one that ended well there; seq 0: none
-  char call_where[120];
-  char completed_where[120];
+  MadeCall call;       // none: the rank had not made it
+  MadeCall completed;  // the last one that ended well there
   char refused[1008];  // the text of the last call of the kind that the rank had refused
 };
 
@@ -254,7 +287,7 @@ struct alignas(64) Envelope {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
-static_assert(sizeof(Header) <= kPage);
+static_assert(sizeof(Header) <= kHeaderBytes);
 static_assert(sizeof(Control) == kLine);
 static_assert(sizeof(WaitLine) == kLine);
 static_assert(sizeof(Descriptor) == kLine);
@@ -283,7 +316,7 @@ struct Offsets {
 
  private:
   constexpr Offsets(std::size_t size, std::size_t slot_bytes, std::size_t message_chunk_bytes)
-      : control(kPage),
+      : control(kHeaderBytes),
         wait(control + size * sizeof(Control)),
         message(wait + size * sizeof(WaitLine)),
         words(message + size * sizeof(MessageLine)),

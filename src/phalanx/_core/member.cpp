@@ -18,9 +18,9 @@ int checked(int rank, int size) {
 }
 
 void set_doing(Failure& failure, const Member::Doing& doing) {
-  failure.op = doing.op;
+  failure.call = doing.call;
   failure.seq = doing.seq;
-  if (doing.location != nullptr) copy_text(failure.where[0], doing.location->text);
+  copy_text(failure.where, text_of(doing.location));
 }
 
 }  // namespace
@@ -32,21 +32,15 @@ Member::Member(std::shared_ptr<Segment> shared, int rank)
   }
 }
 
-void Member::report_timeout(const Doing& doing, const std::vector<int>& missing) {
-  report_timeout(doing, missing, -1, 0, "");
-}
-
-void Member::report_timeout(const Doing& doing, const std::vector<int>& missing, int peer, std::uint32_t tag,
-                            const std::string& others) {
-  Failure failure{};
+void Member::report_timeout(const Doing& doing, const std::vector<int>& missing,
+                            const std::set<std::uint32_t>& other_tags) {
+  Failure failure;
   failure.kind = FailureKind::timeout;
   failure.rank = rank();
-  failure.peer = peer;
-  failure.misfit.tag = tag;
-  copy_text(failure.text, others);
   set_doing(failure, doing);
   failure.asked = doing.asked ? 1 : 0;
-  for (const int rank : missing) failure.missing[rank / 64] |= std::uint64_t{1} << rank % 64;
+  for (const int rank : missing) failure.add_missing(rank);
+  for (const std::uint32_t tag : other_tags) failure.add_other_tag(tag);
   lines.fail(failure);
 }
 
@@ -71,13 +65,12 @@ void Member::blame(const Ticket& ticket, Result result) const {
   }
 }
 
-void Member::report_abort(std::uint64_t seq, const std::string& text) {
-  Failure failure{};
+void Member::report_abort(std::uint64_t seq, const std::string& reason) {
+  Failure failure;
   failure.kind = FailureKind::aborted;
   failure.rank = rank();
-  failure.peer = -1;
   failure.seq = seq;
-  copy_text(failure.text, text);
+  copy_text(failure.reason, reason);
   lines.abort(failure);
 }
 

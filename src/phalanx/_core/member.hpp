@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,7 @@ struct Member {
 
   // What a rank was doing when it found a failure.
   struct Doing {
-    Op op;
+    const Description& call;
     std::uint64_t seq;
     const Location* location;
     bool asked = false;  // whoever is missing, just before
@@ -36,12 +37,11 @@ struct Member {
   static constexpr std::chrono::milliseconds kAskBefore{150};
   void ask_missing(Ticket& ticket, const std::vector<int>& missing) const noexcept;
   // Breaks the group, unless it is already.
-  void report_timeout(const Doing& doing, const std::vector<int>& missing);
-  // Of a message: with whom, or kAnySource; `others` is what came from there instead.
-  void report_timeout(const Doing& doing, const std::vector<int>& missing, int peer, std::uint32_t tag,
-                      const std::string& others);
+  // `other_tags` are those of messages that came instead of the one that is missing.
+  void report_timeout(const Doing& doing, const std::vector<int>& missing,
+                      const std::set<std::uint32_t>& other_tags = {});
   void report_gone(const Doing& doing, int peer);
-  void report_abort(std::uint64_t seq, const std::string& text);
+  void report_abort(std::uint64_t seq, const std::string& reason);
   // Writes down why a call fails, before it ends with this result.
   void blame(const Ticket& ticket, Result result) const;
 

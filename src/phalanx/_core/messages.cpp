@@ -9,10 +9,20 @@ namespace phalanx {
 
 namespace {
 
-// Characters of a list of tags in an error.
-constexpr std::size_t kLongestList = 60;
-
 std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
+
+// The send of which the envelope tells.
+Description described(const Envelope& envelope, int receiver) noexcept {
+  Description call;
+  call.op = Op::send;
+  call.dtype = static_cast<DType>(envelope.dtype);
+  call.unlisted_dtype = envelope.unlisted_dtype;
+  call.count = envelope.count;
+  call.peer = receiver;
+  call.tag = envelope.tag;
+  call.flags = envelope.flags;
+  return call;
+}
 
 }  // namespace
 
@@ -140,16 +150,15 @@ void Messages::accept(int from, std::uint64_t number, const Envelope& envelope, 
   if (envelope.dtype != static_cast<std::uint8_t>(ticket->call.dtype) ||
       envelope.unlisted_dtype != ticket->call.unlisted_dtype || envelope.count != ticket->call.count ||
       envelope.bytes != ticket->data.size) {
-    Failure failure{};
+    Failure failure;
     failure.kind = FailureKind::message;
     failure.rank = rank_;
     failure.peer = from;
-    failure.op = Op::recv;
+    failure.call = ticket->call;
     failure.seq = ticket->seq.load(std::memory_order_relaxed);
-    failure.misfit = {envelope.count, ticket->call.count, ticket->call.tag, envelope.dtype,
-                      static_cast<std::uint8_t>(ticket->call.dtype)};
-    copy_text(failure.where[0], member_->lines.location_text(from, envelope.location));
-    copy_text(failure.where[1], text_of(ticket->location));
+    copy_text(failure.where, text_of(ticket->location));
+    failure.misfit.sent = described(envelope, rank_);
+    copy_text(failure.misfit.where, member_->lines.location_text(from, envelope.location));
     member_->lines.fail(failure, [&](std::uint32_t report) {
       for (int rank = 0; rank < member_->size(); ++rank)
         member_->lines.testify(report, rank, LaneKind::messages, 0, UINT64_MAX);
@@ -403,7 +412,7 @@ void Messages::fail_with(int peer) {
 }
 
 Member::Doing Messages::doing(const MessageTicket& ticket) noexcept {
-  return {ticket.call.op, ticket.seq.load(std::memory_order_relaxed), ticket.location, ticket.asked};
+  return {ticket.call, ticket.seq.load(std::memory_order_relaxed), ticket.location, ticket.asked};
 }
 
 std::vector<int> Messages::peers_of(const MessageTicket& ticket) const {
@@ -416,17 +425,12 @@ std::vector<int> Messages::peers_of(const MessageTicket& ticket) const {
 }
 
 // The tags of messages that came and that nobody receives: the likely cause where another one is missing.
-std::string Messages::tags_from(const std::vector<int>& peers) const {
+std::set<std::uint32_t> Messages::tags_from(const std::vector<int>& peers) const {
   std::set<std::uint32_t> tags;
   for (const int peer : peers) {
     for (const auto& message : in_[at(peer)].arrived) tags.insert(message->envelope.tag);
   }
-  std::string listed;
-  for (const std::uint32_t tag : tags) {
-    if (listed.size() > kLongestList) return listed + " and others";
-    listed += (listed.empty() ? "" : ", ") + std::to_string(tag);
-  }
-  return listed;
+  return tags;
 }
 
 void Messages::check() {
@@ -470,8 +474,8 @@ void Messages::check() {
   }
   for (const TicketPtr& ticket : posted_) look_at(ticket);
   if (!late) return;
-  member_->report_timeout(doing(*late), peers_of(*late), late->call.peer, late->call.tag,
-                          late->sends() ? "" : tags_from(peers_of(*late)));
+  member_->report_timeout(doing(*late), peers_of(*late),
+                          late->sends() ? std::set<std::uint32_t>() : tags_from(peers_of(*late)));
   end_all(Result::was_broken, late.get());
 }
 

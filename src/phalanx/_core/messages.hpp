@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -109,7 +110,7 @@ class Messages : public Lane {
   void fail_with(int peer);
   static Member::Doing doing(const MessageTicket& ticket) noexcept;
   std::vector<int> peers_of(const MessageTicket& ticket) const;
-  std::string tags_from(const std::vector<int>& peers) const;
+  std::set<std::uint32_t> tags_from(const std::vector<int>& peers) const;
 
   const std::shared_ptr<Member> member_;
   const Segment& segment_;

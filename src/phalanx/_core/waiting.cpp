@@ -176,17 +176,16 @@ int Lines::first_gone(const Condition& condition) const noexcept {
 }
 
 Failure Lines::describe_gone(int rank) const {
-  Failure failure{};
+  Failure failure;
   failure.rank = rank_;
   failure.peer = rank;
   failure.leaving = leaving(rank);
   failure.kind = failure.leaving == Leaving::no ? FailureKind::lost : FailureKind::left;
-  failure.status = kUnknownStatus;
   Peer* process = process_of(rank);
   if (process != nullptr && failure.leaving != Leaving::closed && process->dead()) failure.status = process->status();
   if (failure.leaving == Leaving::no && process != nullptr && process->replaced()) {
     failure.leaving = Leaving::replaced;
-    copy_text(failure.text, process->command_line());
+    copy_text(failure.command_line, process->command_line());
   }
   if (failure.status == kUnknownStatus) failure.status = exit_status(rank);
   return failure;
@@ -240,10 +239,9 @@ bool Lines::publish_report(std::uint32_t report, const Failure& failure) noexcep
 Failure Lines::failure() const {
   const ReportState state = report_state();
   if (state.is_published()) return header_.failures[state.report()];
-  Failure lost{};
+  Failure lost;
   lost.kind = FailureKind::aborted;
-  lost.rank = lost.peer = -1;
-  std::strcpy(lost.text, "several ranks died or were held up while they reported a failure");
+  copy_text(lost.reason, "several ranks died or were held up while they reported a failure");
   return lost;
 }
 
@@ -289,17 +287,19 @@ std::string Lines::location_text(int rank, std::uint32_t id) const {
 void Lines::testify(std::uint32_t report, int rank, LaneKind kind, std::uint64_t called,
                     std::uint64_t latest) noexcept {
   Testimony& testimony = segment_.testimony(report, rank);
-  const auto set = [&](std::uint64_t seq, Descriptor& call, auto& where) {
-    call = seq != 0 ? segment_.descriptor(rank, seq) : Descriptor{};
+  const auto made = [&](std::uint64_t seq) -> MadeCall {
+    if (seq == 0) return {};
+    const Descriptor found = segment_.descriptor(rank, seq);
     // Gone by now, where the rank is far ahead.
-    if (call.seq != seq) call = Descriptor{};
-    copy_text(where, location_text(rank, call.location));
+    if (found.seq != seq) return {};
+    MadeCall call{seq, found.result, found.call, {}};
+    copy_text(call.where, location_text(rank, found.location));
+    return call;
   };
-  testimony.arrived = called != 0 ? 1 : 0;
-  set(called, testimony.call, testimony.call_where);
+  testimony.call = made(called);
   // Ranks that do not wait may have got further: what matters is what came before.
   const std::uint64_t completed = segment_.answer(rank).completed.load(std::memory_order_acquire);
-  set(std::min(completed, latest), testimony.completed, testimony.completed_where);
+  testimony.completed = made(std::min(completed, latest));
   copy_text(testimony.refused, segment_.refusal(rank, kind).text.read());
 }
 

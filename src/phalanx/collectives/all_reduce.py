@@ -27,18 +27,18 @@ _STRIDED = torch.strided
 _PLAIN_CODES = {(dtype, reduce_op): DTYPE_CODES[dtype] for dtype, reduce_op in PLAIN_REDUCTIONS if not dtype.is_complex}
 
 
-def plain(tensor: Tensor, reduce_op: int) -> int:
-    """The dtype's code where the call is right as it stands and the tensor's memory can be used as it is, else 0.
+def plain(tensor: Tensor, reduce_op: int) -> int | None:
+    """The dtype's number where the call is right as it stands and the tensor's memory can be used as it is.
 
     Most calls are of this kind; for them no Call needs to be made.
     """
     if type(tensor) not in PLAIN_CLASSES:
-        return 0
-    code = _PLAIN_CODES.get((tensor.dtype, reduce_op), 0)
+        return None
+    code = _PLAIN_CODES.get((tensor.dtype, reduce_op))
     # The layout of a nested tensor may be strided as well.
     fits = tensor.layout is _STRIDED and tensor.is_cpu and not tensor.is_nested
     fits = fits and tensor.is_contiguous() and not tensor.is_neg()
-    return code if fits else 0
+    return code if fits else None
 
 
 def build(info: GroupInfo, tensor: Tensor, reduce_op: int, factor: float = 1.0) -> Call:

@@ -24,19 +24,19 @@ _STRIDED = torch.strided
 _PLAIN_CODES = {dtype: code for dtype, code in DTYPE_CODES.items() if not dtype.is_complex}
 
 
-def plain(info: GroupInfo, tensor: Any, peer: Any, tag: Any) -> int:
-    """The dtype's code where the message is right as it stands and the tensor's memory can be used as it is, else 0.
+def plain(info: GroupInfo, tensor: Any, peer: Any, tag: Any) -> int | None:
+    """The dtype's number where the message is right as it stands and the tensor's memory can be used as it is.
 
     Most messages are of this kind; for them nothing else needs to be looked at.
     """
     if type(tensor) not in PLAIN_CLASSES:
-        return 0
-    code = _PLAIN_CODES.get(tensor.dtype, 0)
+        return None
+    code = _PLAIN_CODES.get(tensor.dtype)
     # The layout of a nested tensor may be strided as well.
     fits = tensor.layout is _STRIDED and tensor.is_cpu and not tensor.is_nested
     fits = fits and tensor.is_contiguous() and not tensor.is_neg()
     right = type(peer) is int and 0 <= peer < info.size and type(tag) is int and 0 <= tag <= _MOST_TAG
-    return code if fits and right else 0
+    return code if fits and right else None
 
 
 def check(info: GroupInfo, op: str, tensor: Any, peer: Any, tag: Any) -> tuple[int, int]:

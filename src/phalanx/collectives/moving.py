@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from phalanx.types import DTYPE_CODES, Blocks
+from phalanx.types import REDUCIBLE, Blocks
 
 __all__ = ["give", "look", "take"]
 
@@ -49,7 +49,7 @@ def give(blocks: Blocks, values: list[list[Tensor]]) -> None:
 def _copyable(tensor: Tensor) -> Tensor:
     """The same memory in a dtype that torch can copy: it has no copies for some, and for quantized ones a copy would
     take the scale along."""
-    if tensor.dtype in DTYPE_CODES:
+    if tensor.dtype in REDUCIBLE:
         return tensor
     plain = torch.empty(0, dtype=_OF_SIZE[tensor.element_size()])
     return plain.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

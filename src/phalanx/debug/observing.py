@@ -295,9 +295,9 @@ class _Watching(Observer):
     @_harmless(_no_lines)
     def absent(self, group: Any, info: GroupInfo, op: str, seq: int, missing: Sequence[int]) -> list[str]:
         if not isinstance(group, _native.Group):
-            lines: list[str] = group.failure()["absent"]
+            lines: list[str] = group.whereabouts()
             return lines
-        ask = not group.failure()["asked"]
+        ask = not group.failure().asked
         return self._say_once(group, lambda asker: describe_absent(asker, op, seq, missing, stacks=True, ask=ask))
 
     @_harmless(_no_lines)
@@ -388,8 +388,7 @@ class _Watching(Observer):
             group = seen.group
             note = None if group is None else group.take_note()
             if note is not None:
-                seq, op, sides = note
-                logger.warning("%s", describe_shapes(seen.info, _native.OPS[op].name, seq, sides))
+                logger.warning("%s", describe_shapes(seen.info, note))
 
 
 _watching: list[_Watching] = []

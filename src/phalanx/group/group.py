@@ -109,17 +109,17 @@ class Group:
             raise
 
     def start_message(
-        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float | None, dtype_code: int
+        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float | None, code: int | None
     ) -> Pending | None:
         """Begins to send to the peer, or to receive from it. None: it has finished already.
 
-        `dtype_code` is what `collectives.message.plain` says.
+        `code` is what `collectives.message.plain` says.
         """
         if timeout is None:
             timeout = self.timeout
         if self._looks_closely and sends:
             observer().started(self.info, "send", 0, [tensor])
-        return self._transport.start_message(sends, tensor, peer, tag, timeout, dtype_code)
+        return self._transport.start_message(sends, tensor, peer, tag, timeout, code)
 
     def exchange(self, op: str, text: str, timeout: float | None = None) -> list[str]:
         """The texts of all ranks, by a call of that name."""

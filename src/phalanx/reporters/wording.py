@@ -12,7 +12,7 @@ from phalanx._native import NO_RANK
 from phalanx.debug.fates import Fate
 from phalanx.debug.job import Group, Process
 from phalanx.debug.records import DIED, RUNNING, Record
-from phalanx.transports.signatures import Sizes, elements
+from phalanx.transports.signatures import describe_sizes, elements
 from phalanx.types import describe_ranks
 
 __all__ = [
@@ -131,7 +131,7 @@ def signature_text(call: Record) -> str:
         number = elements(call.count) if call.count >= 0 else "elements"
         parts.append(number + (f" of {call.dtype}" if call.dtype else ""))
     if call.is_list and call.num_sizes > 1:
-        parts.append(Sizes(True, call.num_sizes, call.sizes).describe())
+        parts.append(describe_sizes(call.sizes, call.num_sizes, listed=True))
     return f" ({', '.join(parts)})" if parts else ""
 
 

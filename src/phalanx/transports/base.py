@@ -72,11 +72,11 @@ class Transport(Protocol):
         """`run`, but returns at once. None: the call has finished already."""
 
     def start_message(
-        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, dtype_code: int
+        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, code: int | None
     ) -> Pending | None:
         """Sends the tensor to the peer, or receives it from the peer (ANY_SOURCE: from whoever comes first).
 
-        `dtype_code` is 0 where the tensor may lie in memory of any form, or its dtype has no code.
+        `code` is the dtype's number; None where the tensor may lie in memory of any form.
         None: it has finished already, which a receive from anybody never says.
         """
 

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Sequence
-from typing import Any, Protocol, TypedDict
+from typing import Protocol, TypedDict
 
 import torch
 
@@ -20,7 +20,6 @@ from phalanx.transports.hooks import observer
 from phalanx.transports.refusals import HasRefusals, awaited_refusals, open_refusals
 from phalanx.transports.reports import (
     Report,
-    Testimony,
     describe_misfit,
     describe_mismatch,
     describe_refusals,
@@ -28,7 +27,8 @@ from phalanx.transports.reports import (
 )
 from phalanx.types import GroupInfo
 
-_MESSAGES = ("send", "recv")
+# Characters of a list of tags.
+_LONGEST_LIST = 60
 _SAME_CALL = "make the ranks issue the same calls in the same order"
 _MISMATCH_HINTS = {
     "COUNT": "give tensors of the same number of elements on all ranks, or look for a call that one of them left out",
@@ -96,11 +96,11 @@ class BrokenGroup(HasRefusals, Protocol):
 
     @property
     def seq(self) -> int: ...
-    def failure(self) -> dict[str, Any]: ...
+    def failure(self) -> _native.Failure: ...
     @property
     def check(self) -> int: ...
     def last_words(self, rank: int, /) -> str: ...
-    def testimonies(self) -> Sequence[Testimony]: ...
+    def testimonies(self) -> Sequence[_native.Testimony]: ...
 
 
 def explain(
@@ -126,11 +126,11 @@ def explain(
 def _explain_broken(
     group: BrokenGroup, info: GroupInfo, op: str, status: int, timeout: float, seq: int
 ) -> PhalanxError:
-    failure: dict[str, Any] = group.failure()
-    cause = failure["kind"]
+    failure = group.failure()
+    cause = failure.kind
     was_broken = status == _native.WAS_BROKEN
     # Messages are not counted by the group, and one that was refused has no number.
-    number = seq or (None if op in _MESSAGES else group.seq + 1)
+    number = seq or (None if op in _native.MESSAGE_OPS else group.seq + 1)
     here = _Where(group=info.name, rank=info.rank, op=op, seq=number)
     broken = "the group is broken: " if was_broken else ""
     if cause == _native.FAILURE_MISMATCH:
@@ -138,20 +138,20 @@ def _explain_broken(
     if cause == _native.FAILURE_MESSAGE:
         return _misfit(group, info, here, failure, broken)
     if cause == _native.FAILURE_TIMEOUT:
-        own = failure["rank"] == info.rank and not was_broken and failure["op"] == _native.OP_NUMBERS.get(op)
+        own = failure.rank == info.rank and not was_broken and failure.call.op == op
         return _timeout(group, info, here, failure, timeout if own else None, broken)
     if cause in (_native.FAILURE_LEFT, _native.FAILURE_LOST):
         return _peer_lost(group, info, here, failure, broken)
-    finder = failure["rank"]
+    finder = failure.rank
     who = "a rank" if finder < 0 else "this rank" if finder == info.rank else info.describe(finder)
     return Aborted(
-        f"{broken}{who} aborted the group: {failure['text']}",
+        f"{broken}{who} aborted the group: {failure.reason}",
         **here,
         hint="make a new group; the first error on the rank that aborted tells why",
     )
 
 
-def describe_state(info: GroupInfo, *, left: bool, forked: bool, failure: dict[str, Any] | None) -> str:
+def describe_state(info: GroupInfo, *, left: bool, forked: bool, failure: _native.Failure | None) -> str:
     """The state of a group on this rank, in a few words."""
     if forked:
         return "in a forked child"
@@ -159,8 +159,8 @@ def describe_state(info: GroupInfo, *, left: bool, forked: bool, failure: dict[s
         return "left"
     if failure is None:
         return "open"
-    call = f"{_native.OPS[failure['op']].name}, seq {failure['seq']}"
-    match failure["kind"]:
+    call = f"{failure.call.op}, seq {failure.seq}"
+    match failure.kind:
         case _native.FAILURE_MISMATCH:
             why = f"ranks disagree about {call}"
         case _native.FAILURE_MESSAGE:
@@ -168,19 +168,19 @@ def describe_state(info: GroupInfo, *, left: bool, forked: bool, failure: dict[s
         case _native.FAILURE_TIMEOUT:
             why = f"timeout of {call}"
         case _native.FAILURE_LEFT:
-            why = f"{info.describe(failure['peer'])} left"
+            why = f"{info.describe(failure.peer)} left"
         case _native.FAILURE_LOST:
-            why = f"{info.describe(failure['peer'])} died"
+            why = f"{info.describe(failure.peer)} died"
         case _:
-            why = "aborted" if failure["rank"] < 0 else f"aborted by {info.describe(failure['rank'])}"
+            why = "aborted" if failure.rank < 0 else f"aborted by {info.describe(failure.rank)}"
     return f"broken: {why}"
 
 
 def tell_at_last(group: BrokenGroup, info: GroupInfo) -> None:
     """A rank leaves a group that its peers found to be broken, and has made no call since that could tell it so."""
     failure = group.failure()
-    if failure["kind"] in (_native.FAILURE_MISMATCH, _native.FAILURE_MESSAGE):
-        error = explain(group, info, _native.OPS[failure["op"]].name, _native.WAS_BROKEN)
+    if failure.kind in (_native.FAILURE_MISMATCH, _native.FAILURE_MESSAGE):
+        error = explain(group, info, failure.call.op, _native.WAS_BROKEN)
         logger.warning("this rank leaves a group about which it was not told before: %s", error)
 
 
@@ -255,44 +255,44 @@ def _look_at_output(lost: str) -> str:
 
 
 def _timeout(
-    group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[str, Any], timeout: float | None, broken: str
+    group: BrokenGroup, info: GroupInfo, here: _Where, failure: _native.Failure, timeout: float | None, broken: str
 ) -> CallTimeout:
     """`timeout` is None where it was not this call that gave up."""
-    missing = info.describe(*failure["missing"])
-    they = "it was" if len(failure["missing"]) == 1 else "they were"
+    missing = info.describe(*failure.missing)
+    they = "it was" if len(failure.missing) == 1 else "they were"
     if timeout is not None:
         message = f"gave up after a timeout of {timeout:g} s: "
     else:
-        message = f"{broken}{info.describe(failure['rank'])} gave up on {_what(failure)}, when its timeout ran out: "
+        message = f"{broken}{info.describe(failure.rank)} gave up on {_what(failure)}, when its timeout ran out: "
     hint = f"look at what {missing} did instead; if {they} only slow, raise the group's timeout"
-    op, tag, others = _native.OPS[failure["op"]].name, failure["misfit"][-1], failure["text"]
+    op, tag = failure.call.op, failure.call.tag
     if op == "send":
         message += f"{missing} did not receive it (tag {tag})"
     elif op == "recv":
         message += f"no message with tag {tag} came from {missing}"
-        if others:
-            message += f", but others did, with tag {others}"
+        if failure.other_tags:
+            message += f", but others did, with tag {_tags(failure)}"
             hint = f"give both sides the same tag; if {they} only slow, raise the group's timeout"
     else:
         message += f"{missing} did not come"
-    refusals = awaited_refusals(group, failure["rank"], op, failure["seq"], tag, failure["missing"])
+    refusals = awaited_refusals(group, failure.rank, op, failure.seq, tag, failure.missing)
     if refusals:
         hint = fix_refused(info, refusals)
-    lines = describe_refusals(info, refusals) + observer().absent(group, info, op, failure["seq"], failure["missing"])
+    lines = describe_refusals(info, refusals) + observer().absent(group, info, op, failure.seq, failure.missing)
     return CallTimeout("\n".join([message, *lines]), **here, hint=hint)
 
 
-def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[str, Any], broken: str) -> PeerLost:
-    peer, status = failure["peer"], failure["status"]
-    lost, finder = info.describe(peer), info.describe(failure["rank"])
+def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: _native.Failure, broken: str) -> PeerLost:
+    peer, status = failure.peer, failure.status
+    lost, finder = info.describe(peer), info.describe(failure.rank)
     exception, frames, told = _last_words(lost, group.last_words(peer))
     refused = [refusal for refusal in open_refusals(group, peer) if not refusal.is_told_by(exception)]
-    replaced = failure["leaving"] == _native.LEAVING_REPLACED
+    replaced = failure.leaving == _native.LEAVING_REPLACED
     if replaced:
-        what = _replaced(failure["text"])
-    elif failure["kind"] == _native.FAILURE_LOST:
+        what = _replaced(failure.command_line)
+    elif failure.kind == _native.FAILURE_LOST:
         what = f"died ({_ending(status)})"
-    elif failure["leaving"] == _native.LEAVING_EXITING:
+    elif failure.leaving == _native.LEAVING_EXITING:
         what = "ended" if status == _native.UNKNOWN_STATUS else f"ended ({_ending(status)})"
     else:
         what = "left the group (it was destroyed there)"
@@ -302,7 +302,7 @@ def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[
         hint = _mend(lost)
     elif replaced:
         hint = _keep_program(lost)
-    elif failure["kind"] == _native.FAILURE_LOST:
+    elif failure.kind == _native.FAILURE_LOST:
         hint = _look_at_output(lost)
     elif refused:
         hint = f"{fix_refused(info, {peer: refused[0]})}; the other ranks were only waiting for it"
@@ -337,13 +337,22 @@ def _ending(status: int) -> str:
     return f"exit code {os.WEXITSTATUS(status)}"
 
 
-def _what(failure: dict[str, Any]) -> str:
+def _what(failure: _native.Failure) -> str:
     """What the finder of the failure was doing."""
-    where = failure["where"][0]
-    return f"{_native.OPS[failure['op']].name}, seq {failure['seq']}" + (f", at {where}" if where else "")
+    return f"{failure.call.op}, seq {failure.seq}" + (f", at {failure.where}" if failure.where else "")
 
 
-def _misfit(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[str, Any], broken: str) -> Mismatch:
+def _tags(failure: _native.Failure) -> str:
+    """Those of messages that came instead."""
+    listed = ""
+    for num, tag in enumerate(failure.other_tags):
+        if len(listed) > _LONGEST_LIST:
+            return f"{listed} and others"
+        listed += f", {tag}" if num else str(tag)
+    return listed if failure.num_other_tags == len(failure.other_tags) else f"{listed} and others"
+
+
+def _misfit(group: BrokenGroup, info: GroupInfo, here: _Where, failure: _native.Failure, broken: str) -> Mismatch:
     report = describe_misfit(info, failure, group.testimonies())
     return Mismatch(
         "\n".join([broken + report.about, *report.lines]),
@@ -358,17 +367,17 @@ def _misfit(group: BrokenGroup, info: GroupInfo, here: _Where, failure: dict[str
     )
 
 
-def _mismatch(group: BrokenGroup, info: GroupInfo, op: str, failure: dict[str, Any], broken: str) -> Mismatch:
+def _mismatch(group: BrokenGroup, info: GroupInfo, op: str, failure: _native.Failure, broken: str) -> Mismatch:
     testimonies = group.testimonies()
     report = describe_mismatch(info, failure, testimonies, group.check == _native.CHECK_FULL)
-    own = testimonies[info.rank][0]
+    own = testimonies[info.rank].call
     return Mismatch(
         "\n".join([f"{broken}ranks disagree {report.about}", *report.lines]),
         code=f"MISMATCH:{report.field}",
         group=info.name,
         rank=info.rank,
-        op=op if own is None else _native.OPS[own[1]].name,
-        seq=failure["seq"],
+        op=op if own is None else own.description.op,
+        seq=failure.seq,
         hint=_after_refusals(
             info, report, f"{_MISMATCH_HINTS.get(report.field, _SAME_CALL)}; this group can't be used any more"
         ),

@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Required, TypedDict, Unpack
 
 import torch
 
@@ -16,10 +16,9 @@ from phalanx.log import logger
 from phalanx.transports.base import Scheduler
 from phalanx.transports.levels import asked_level
 from phalanx.transports.refusals import Refusal, Refusals, awaited_refusals
-from phalanx.transports.reports import Testimony, describe_awaited_refusals, describe_refusals, describe_shapes
-from phalanx.transports.signatures import Facts
-from phalanx.transports.tickets import Ticket, misfit_of_splits, result_of
-from phalanx.types import DTYPE_CODES, GroupInfo, carry_out
+from phalanx.transports.reports import describe_awaited_refusals, describe_refusals, describe_shapes
+from phalanx.transports.tickets import Ticket, result_of, splits_of
+from phalanx.types import GroupInfo, carry_out
 
 __all__ = ["CLOSED", "EXITING", "NOT_LEFT", "Meeting"]
 
@@ -31,6 +30,7 @@ NOT_LEFT, CLOSED, EXITING = _native.LEAVING_NO, _native.LEAVING_CLOSED, _native.
 _FINISHED, _PENDING = _native.FINISHED, _native.PENDING
 _FAILED, _WAS_BROKEN, _LEFT = _native.FAILED, _native.WAS_BROKEN, _native.LEFT
 _ANY_SOURCE = _native.ANY_SOURCE
+_NOBODY = -1
 # As between processes: what fits into an envelope is sent when it is handed over, as long as there are envelopes.
 _INLINE_BYTES, _ENVELOPES = _native.INLINE_BYTES, _native.ENVELOPES
 # Likewise: seconds that a report of a mismatch waits for ranks that have not made the call yet.
@@ -38,6 +38,23 @@ _GRACE = _native.MISMATCH_GRACE
 # Likewise: seconds that a rank may take to make a call after all that it has refused.
 _REFUSAL_GRACE = _native.REFUSAL_GRACE
 _identities = itertools.count(1)
+
+
+class _Facts(TypedDict, total=False):
+    """Of a failure, as `_native.Failure` has them."""
+
+    rank: Required[int]
+    call: Required[_native.Description]
+    seq: Required[int]
+    where: str
+    peer: int
+    misfit: _native.Misfit
+    splits: _native.Splits | None
+    missing: list[int]
+    other_tags: list[int]
+    leaving: int
+    status: int
+    reason: str
 
 
 class Absent(NamedTuple):
@@ -71,7 +88,9 @@ class Meeting:
         # Messages that nobody has received, by (from, to), and receives that have no message, by receiver.
         self.sent: dict[tuple[int, int], deque[Ticket]] = {}
         self.posted: dict[int, list[Ticket]] = {}
-        self.failure: dict[str, Any] | None = None
+        self.failure: _native.Failure | None = None
+        # Of a timeout: lines that say where those were who did not come.
+        self.whereabouts: list[str] = []
         self.leaving = [NOT_LEFT] * size
         self.status = [_native.UNKNOWN_STATUS] * size
         self.dead = [False] * size
@@ -83,9 +102,9 @@ class Meeting:
         self._disagreeing: dict[int, tuple[int, int]] = {}
         self._shapes_noted = False
         # By rank: the last call that it completed, and the hash of what that gave, where it is compared.
-        self._completed: list[Facts | None] = [None] * size
+        self._completed: list[_native.MadeCall | None] = [None] * size
         self._results = [0] * size
-        self.testimonies: list[Testimony] = []
+        self.testimonies: list[_native.Testimony] = []
         self._refusals = Refusals(size)
         # What was told: to whom, of whom.
         self._refusals_told: set[tuple[int, int, Refusal]] = set()
@@ -134,7 +153,7 @@ class Meeting:
     def come(self, ticket: Ticket) -> None:
         tickets = self.calls.setdefault(ticket.seq, {})
         tickets[ticket.rank] = ticket
-        ticket.take_facts()
+        ticket.set_made()
         # Any one that came before.
         first = next(iter(tickets.values()))
         if not ticket.agrees_with(first, self.check) and ticket.seq not in self._disagreeing:
@@ -155,7 +174,7 @@ class Meeting:
     def _compare_results(self, tickets: dict[int, Ticket]) -> None:
         """Of the call before, which is over on all ranks once all have come to this one."""
         for rank, ticket in tickets.items():
-            ticket.set_result(self._results[rank])
+            ticket.set_made(self._results[rank])
             if self._results[rank] != self._results[0]:
                 self._disagreeing.setdefault(ticket.seq, (0, rank))
 
@@ -163,15 +182,15 @@ class Meeting:
         if not self._shapes_noted:
             self._shapes_noted = True
             one, other = sorted(tickets, key=lambda ticket: ticket.rank)
-            sides = [(ticket.rank, ticket.facts[8], ticket.where) for ticket in (one, other)]
-            logger.warning(describe_shapes(self.info, one.op, one.seq, sides))
+            note = _native.ShapeNote(op=one.op, seq=one.seq, one=_shape_side(one), other=_shape_side(other))
+            logger.warning(describe_shapes(self.info, note))
 
     def report_disagreements(self) -> None:
         """Now, whoever has not come yet."""
         for seq in list(self._disagreeing):
             self._disagree(seq)
 
-    def _disagree(self, seq: int, misfit: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)) -> None:
+    def _disagree(self, seq: int, splits: _native.Splits | None = None) -> None:
         """Calls do not fit together."""
         with self.lock:
             if seq not in self._disagreeing or seq not in self.calls:
@@ -179,23 +198,23 @@ class Meeting:
             first, second = self._disagreeing.pop(seq)
             tickets = self.calls[seq]
             self.testimonies = [
-                (
-                    tickets[rank].facts if rank in tickets else None,
-                    self._completed[rank],
-                    self._refusals.last_of(rank, is_message=False),
+                _native.Testimony(
+                    call=tickets[rank].made_call if rank in tickets else None,
+                    completed=self._completed[rank],
+                    refused=self._refusals.last_of(rank, is_message=False),
                 )
                 for rank in range(self.size)
             ]
-            self.fail(_native.FAILURE_MISMATCH, rank=first, peer=second, seq=seq, op=tickets[first].op, misfit=misfit)
+            call = tickets[first].description
+            self.fail(_native.FAILURE_MISMATCH, rank=first, peer=second, seq=seq, call=call, splits=splits)
 
     def _carry_out(self, seq: int) -> None:
         tickets = self.calls[seq]
         calls = [ticket.call for _, ticket in sorted(tickets.items()) if ticket.call is not None]
-        misfit = misfit_of_splits(calls)
-        if misfit is not None:
-            sender, receiver, sent, expected = misfit
-            self._disagreeing[seq] = sender, receiver
-            self._disagree(seq, (0, sent, 0, expected, sender))
+        splits = splits_of(calls)
+        if splits is not None:
+            self._disagreeing[seq] = splits.sender, splits.receiver
+            self._disagree(seq, splits)
             return
         now = self.scheduler.now()
         last = next(reversed(tickets))
@@ -204,15 +223,15 @@ class Meeting:
         try:
             carry_out(calls)
         except Exception as error:
-            self.fail(
-                _native.FAILURE_ABORTED, rank=-1, seq=seq, op=calls[0].op, text=f"{type(error).__name__}: {error}"
-            )
+            reason = f"{type(error).__name__}: {error}"
+            call = next(iter(tickets.values())).description
+            self.fail(_native.FAILURE_ABORTED, rank=_NOBODY, seq=seq, call=call, reason=reason)
             return
         del self.calls[seq]
         for rank, ticket in tickets.items():
-            self._completed[rank] = ticket.facts
+            self._completed[rank] = ticket.made_call
             if self.check == _native.CHECK_FULL and ticket.call is not None:
-                self._results[rank] = result_of(ticket.call, rank)
+                self._results[rank] = result_of(ticket.call)
             self._end(ticket, _FINISHED)
 
     # Messages.
@@ -255,13 +274,12 @@ class Meeting:
         sent.met = received.met = self.scheduler.now()
         assert sent.tensor is not None
         assert received.tensor is not None
-        if (sent.dtype, sent.count) != (received.dtype, received.count):
-            misfit = (_code(sent.dtype), sent.count, _code(received.dtype), received.count, received.tag)
+        if not sent.fits(received):
             self.posted.setdefault(received.rank, []).append(received)
             if not sent.ended:
                 self.sent.setdefault((sent.rank, sent.peer), deque()).append(sent)
             self.testimonies = [
-                (None, completed, self._refusals.last_of(rank, is_message=True))
+                _native.Testimony(completed=completed, refused=self._refusals.last_of(rank, is_message=True))
                 for rank, completed in enumerate(self._completed)
             ]
             self.fail(
@@ -269,9 +287,9 @@ class Meeting:
                 rank=received.rank,
                 peer=sent.rank,
                 seq=received.seq,
-                op="recv",
-                misfit=misfit,
-                where=(sent.where, received.where),
+                call=received.description,
+                where=received.where,
+                misfit=_native.Misfit(sent=sent.description, where=sent.where),
             )
             return
         self._copy(sent.tensor, received.tensor)
@@ -326,44 +344,36 @@ class Meeting:
 
     # Failures.
 
-    def fail(self, kind: int, *, rank: int, op: str, seq: int, late: Ticket | None = None, **more: Any) -> None:
+    def fail(self, kind: int, *, late: Ticket | None = None, **facts: Unpack[_Facts]) -> None:
         """Breaks the group for all: every call and message ends. `late` is the one whose time was up."""
-        self.break_with(kind, rank=rank, op=op, seq=seq, **more)
+        self.break_with(kind, **facts)
         for ticket in self._pending():
             self._end(ticket, _FAILED if late in (None, ticket) else _WAS_BROKEN)
         self.calls.clear()
         self.posted.clear()
         self.sent.clear()
 
-    def break_with(self, kind: int, *, rank: int, op: str, seq: int, **more: Any) -> None:
+    def break_with(self, kind: int, **facts: Unpack[_Facts]) -> None:
         """The first failure stays."""
         if self.failure is None:
-            self.failure = {
-                "kind": kind,
-                "rank": rank,
-                "peer": -1,
-                "seq": seq,
-                "missing": [],
-                "text": "",
-                "op": _native.OP_NUMBERS[op],
-                "leaving": NOT_LEFT,
-                "status": _native.UNKNOWN_STATUS,
-                "misfit": (0, 0, 0, 0, 0),
-                "where": ("", ""),
-            } | more
+            self.failure = _native.Failure(kind=kind, **facts)
 
     def expire(self, ticket: Ticket, absent: list[str]) -> None:
         """Its time is up. `absent` are lines that say where those are who did not come."""
-        if ticket.call is not None:
-            missing = [rank for rank in range(self.size) if rank not in self.calls[ticket.seq]]
-            more: dict[str, Any] = {}
-        else:
-            missing = self.waited_for(ticket)
-            arrived = [t.tag for peer in missing for t in self.sent.get((peer, ticket.rank), ())]
-            others = "" if ticket.op == "send" else ", ".join(map(str, sorted(set(arrived))))
-            more = {"peer": ticket.peer, "misfit": (0, 0, 0, 0, ticket.tag), "text": others}
-        more |= {"missing": missing, "where": (ticket.where, ""), "absent": absent}
-        self.fail(_native.FAILURE_TIMEOUT, rank=ticket.rank, op=ticket.op, seq=ticket.seq, late=ticket, **more)
+        missing = self.waited_for(ticket)
+        others = {sent.tag for peer in missing for sent in self.sent.get((peer, ticket.rank), ())}
+        if self.failure is None:
+            self.whereabouts = absent
+        self.fail(
+            _native.FAILURE_TIMEOUT,
+            late=ticket,
+            rank=ticket.rank,
+            call=ticket.description,
+            seq=ticket.seq,
+            where=ticket.where,
+            missing=missing,
+            other_tags=sorted(others) if ticket.op == "recv" else [],
+        )
 
     def owners_waited_for(self, ticket: Ticket) -> list[int]:
         """The same among all ranks."""
@@ -415,11 +425,11 @@ class Meeting:
                 _native.FAILURE_LOST if self.dead[first] else _native.FAILURE_LEFT,
                 rank=ticket.rank,
                 peer=first,
-                op=ticket.op,
+                call=ticket.description,
                 seq=ticket.seq,
                 leaving=self.leaving[first],
                 status=self.status[first],
-                where=(ticket.where, ""),
+                where=ticket.where,
             )
             self._remove(ticket)
             behind = [other for other in self._pending() if other.rank == ticket.rank and ticket.call and other.call]
@@ -466,5 +476,5 @@ class Meeting:
             self.scheduler.call_as(ticket.owner, callback)
 
 
-def _code(dtype: torch.dtype | None) -> int:
-    return 0 if dtype is None else DTYPE_CODES.get(dtype, 0)
+def _shape_side(ticket: Ticket) -> _native.ShapeSide:
+    return _native.ShapeSide(rank=ticket.rank, shape=ticket.description.shape, where=ticket.where)

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from functools import partial
 
 from phalanx import _native
-from phalanx.transports.signatures import sizes_of
 from phalanx.transports.tickets import Ticket
-from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, Blocks, GroupInfo
+from phalanx.types import Blocks, GroupInfo
 
 __all__ = ["Recorder", "remember_group"]
 
@@ -53,23 +52,10 @@ class Recorder:
         if self._texts != texts:
             self._texts = texts
             self._group = remember_group(self._box, self._info, identity=self._identity)
-        call, sizes = ticket.call, _sizes(ticket)
-        dtype = ticket.dtype if call is None else call.dtype
+        call = ticket.call
         sent, received = (_bytes_of(call.inputs), _bytes_of(call.outputs)) if call is not None else _moved(ticket)
         number = self._box.begin(
-            group=self._group,
-            op=_native.OP_NUMBERS[ticket.op],
-            reduce_op=NO_REDUCE_OP if call is None else call.reduce_op,
-            root=_native.NO_RANK if call is None else call.root,
-            peer=ticket.peer if call is None else _native.NO_RANK,
-            dtype=_native.NO_DTYPE if dtype is None else DTYPE_CODES.get(dtype, _native.NO_DTYPE),
-            count=ticket.count if call is None else call.count,
-            tag=ticket.tag,
-            bytes_in=sent,
-            bytes_out=received,
-            timeout=timeout,
-            is_async=True,
-            sizes=sizes,
+            self._group, ticket.description, bytes_in=sent, bytes_out=received, timeout=timeout, is_async=True
         )
         self._box.number(number, ticket.seq)
         self._box.start(number)
@@ -79,13 +65,6 @@ class Recorder:
         if ticket.call is None and ticket.peer == _native.ANY_SOURCE and ticket.source != _native.NO_RANK:
             self._box.came_from(number, ticket.source)
         self._box.end(number, well, ticket.last_arriver)
-
-
-def _sizes(ticket: Ticket) -> tuple[int, ...] | list[int]:
-    if ticket.call is not None:
-        return sizes_of(ticket.call)
-    assert ticket.tensor is not None
-    return ticket.tensor.shape
 
 
 def _moved(ticket: Ticket) -> tuple[int, int]:

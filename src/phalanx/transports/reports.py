@@ -6,14 +6,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from phalanx import _native
 from phalanx.printable import printable
 from phalanx.transports.refusals import Refusal
-from phalanx.transports.signatures import FIELDS, Facts, Signature, Sizes, dtype_name, dtype_width, elements
+from phalanx.transports.signatures import (
+    FIELDS,
+    describe_call,
+    describe_dtype,
+    describe_shape,
+    dtype_of,
+    dtype_width,
+    elements,
+    place_of,
+    value_of,
+)
 from phalanx.types import REDUCE_OP_NAMES, GroupInfo
 
 __all__ = [
     "Report",
-    "Testimony",
     "describe_awaited_refusals",
     "describe_misfit",
     "describe_mismatch",
@@ -23,10 +33,6 @@ __all__ = [
 ]
 
 _INDENT = "  "
-
-# What the finder of a mismatch saw of a rank: its call, if it had come, the last call that it completed, and the last
-# one that it had refused.
-Testimony = tuple[Facts | None, Facts | None, str]
 
 
 class Report(NamedTuple):
@@ -42,16 +48,17 @@ class _Side(NamedTuple):
     """Ranks whose calls agree."""
 
     ranks: list[int]
-    calls: list[Signature]
+    calls: list[_native.MadeCall]
 
 
-def describe_mismatch(info: GroupInfo, failure: dict[str, Any], testimonies: Sequence[Testimony], full: bool) -> Report:
-    calls = {rank: Signature.from_native(call) for rank, (call, _, _) in enumerate(testimonies) if call is not None}
-    refusals = {rank: refusal for rank, refusal in _refused(testimonies).items() if refusal.seq == failure["seq"]}
-    completed = {rank: _last(testimonies, rank) for rank in range(info.size)}
-    _, sent, _, expected, _ = failure["misfit"]
-    if sent != expected:
-        lines = _splits(info, failure, calls)
+def describe_mismatch(
+    info: GroupInfo, failure: _native.Failure, testimonies: Sequence[_native.Testimony], full: bool
+) -> Report:
+    calls = {rank: seen.call for rank, seen in enumerate(testimonies) if seen.call is not None}
+    refusals = {rank: refusal for rank, refusal in _refused(testimonies).items() if refusal.seq == failure.seq}
+    completed = {rank: testimonies[rank].completed for rank in range(info.size)}
+    if failure.splits is not None:
+        lines = _splits(info, failure.splits, calls)
         lines += describe_refusals(info, refusals)
         return Report("SPLITS", "about the sizes they exchange", lines + _last_completed(info, completed), refusals)
     sides = _sides(calls, full)
@@ -62,7 +69,7 @@ def describe_mismatch(info: GroupInfo, failure: dict[str, Any], testimonies: Seq
     for side in sides:
         is_odd = not has_majority or side.ranks is not most
         mark = f"  <-- {_value(side.calls[0], field)}" if is_odd else ""
-        lines += _side(info, side, mark, shape=field == "sizes" or (full and field in ("op", "count")))
+        lines += _side(info, side, mark, shape=field == "shape" or (full and field in ("op", "count")))
     absent = [rank for rank in range(info.size) if rank not in calls]
     if absent:
         lines.append(f"{_INDENT}{info.describe(*absent)}: had not made this call")
@@ -108,71 +115,68 @@ def describe_awaited_refusals(info: GroupInfo, rank: int, op: str, seq: int, ref
     )
 
 
-def describe_shapes(info: GroupInfo, op: str, seq: int, sides: Sequence[tuple[int, Any, str]]) -> str:
-    """A warning: calls that agree but for the shape of a tensor. Of each side the rank, the sizes and the place."""
+def describe_shapes(info: GroupInfo, note: _native.ShapeNote) -> str:
+    """A warning: calls that agree but for the shape of a tensor."""
     said = "; ".join(
-        f"{info.describe(rank)} has {Sizes(*sizes).describe()}, at {printable(where) or 'an unknown source line'}"
-        for rank, sizes, where in sides
+        f"{info.describe(side.rank)} has {describe_shape(side.shape)}, "
+        f"at {printable(side.where) or 'an unknown source line'}"
+        for side in note.sides
     )
     return (
-        f"{op}, seq {seq}, group {info.name!r}: ranks pass tensors of the same number of elements in different shapes: "
-        f"{said}. The elements are taken in order; TORCH_DISTRIBUTED_DEBUG=DETAIL makes this an error. "
-        "Said once a group."
+        f"{note.op}, seq {note.seq}, group {info.name!r}: ranks pass tensors of the same number of elements in "
+        f"different shapes: {said}. The elements are taken in order; TORCH_DISTRIBUTED_DEBUG=DETAIL makes this an "
+        "error. Said once a group."
     )
 
 
-def describe_misfit(info: GroupInfo, failure: dict[str, Any], testimonies: Sequence[Testimony]) -> Report:
+def describe_misfit(info: GroupInfo, failure: _native.Failure, testimonies: Sequence[_native.Testimony]) -> Report:
     """Of a message that does not fit its receive."""
-    sent_dtype, sent, expected_dtype, expected, tag = failure["misfit"]
-    receiver, sender = info.describe(failure["rank"]), info.describe(failure["peer"])
-    is_count = sent_dtype == expected_dtype and sent != expected
+    assert failure.misfit is not None
+    sent, expected, tag = failure.misfit.sent, failure.call, failure.call.tag
+    receiver, sender = info.describe(failure.rank), info.describe(failure.peer)
+    is_count = dtype_of(sent) == dtype_of(expected) and sent.count != expected.count
     about = "the number of elements" if is_count else "the dtype"
-    marks = [
-        elements(count) if is_count else dtype_name(dtype)
-        for dtype, count in ((sent_dtype, sent), (expected_dtype, expected))
-    ]
-    sent_where, received_where = failure["where"]
-    sides = {(failure["peer"], "send", failure["rank"]), (failure["rank"], "recv", failure["peer"])}
+    marks = [elements(side.count) if is_count else describe_dtype(side) for side in (sent, expected)]
+    sides = {(failure.peer, "send", failure.rank), (failure.rank, "recv", failure.peer)}
     refusals = {
         rank: refusal
         for rank, refusal in _refused(testimonies).items()
         if any(rank == side and refusal.is_made_by(op, other, tag) for side, op, other in sides)
     }
     lines = [
-        f"{_INDENT}{sender}: send({elements(sent)} of {dtype_name(sent_dtype)}, to {receiver}, tag {tag})"
+        f"{_INDENT}{sender}: send({elements(sent.count)} of {describe_dtype(sent)}, to {receiver}, tag {tag})"
         f"  <-- {marks[0]}",
-        f"{_INDENT}  at {sent_where or 'a line that is not known'}",
-        f"{_INDENT}{receiver}: recv({elements(expected)} of {dtype_name(expected_dtype)}, from {sender}, tag {tag})"
+        f"{_INDENT}  at {failure.misfit.where or 'a line that is not known'}",
+        f"{_INDENT}{receiver}: recv({elements(expected.count)} of {describe_dtype(expected)}, from {sender}, tag {tag})"
         f"  <-- {marks[1]}",
-        f"{_INDENT}  at {received_where or 'a line that is not known'}",
+        f"{_INDENT}  at {failure.where or 'a line that is not known'}",
         *describe_refusals(info, refusals),
-        *_last_completed(info, {rank: _last(testimonies, rank) for rank in (failure["peer"], failure["rank"])}),
+        *_last_completed(info, {rank: testimonies[rank].completed for rank in (failure.peer, failure.rank)}),
     ]
     told = f"{sender} and {receiver} disagree about {about} of a message"
     return Report("COUNT" if is_count else "DTYPE", told, lines, refusals)
 
 
-def _splits(info: GroupInfo, failure: dict[str, Any], calls: dict[int, Signature]) -> list[str]:
+def _splits(info: GroupInfo, splits: _native.Splits, calls: Mapping[int, _native.MadeCall]) -> list[str]:
     """Of sizes that are exchanged pair by pair the first pair that does not fit tells."""
-    sender, receiver = failure["rank"], failure["peer"]
-    _, sent, _, expected, _ = failure["misfit"]
-    sides = [_Side([rank], [calls[rank]]) for rank in sorted({sender, receiver})]
-    width = dtype_width(calls[sender].dtype)
+    sides = [_Side([rank], [calls[rank]]) for rank in sorted({splits.sender, splits.receiver})]
+    width = dtype_width(calls[splits.sender].description)
     if width:
-        what, awaited = elements(sent // width), str(expected // width)
+        what, awaited = elements(splits.bytes_sent // width), str(splits.bytes_expected // width)
     else:
-        what, awaited = f"{sent} bytes", str(expected)
-    told = f"{info.describe(sender)} sends {what} to {info.describe(receiver)}, which expects {awaited}"
+        what, awaited = f"{splits.bytes_sent} bytes", str(splits.bytes_expected)
+    told = f"{info.describe(splits.sender)} sends {what} to {info.describe(splits.receiver)}, which expects {awaited}"
     return [*(line for side in sides for line in _side(info, side, "", shape=True)), f"{_INDENT}{told}"]
 
 
-def _key(call: Signature, full: bool) -> tuple[Any, ...]:
+def _key(call: _native.MadeCall, full: bool) -> tuple[Any, ...]:
     """What must be equal."""
-    key = (call.op, call.reduce_op, call.root, call.dtype, call.count, call.layout)
-    return (*key, call.sizes if call.count >= 0 and not call.sizes.listed else None, call.result) if full else key
+    key = tuple(value_of(call, field) for field in ("op", "reduce_op", "root", "dtype", "count", "layout"))
+    shape = call.description.shape
+    return (*key, None if shape.may_differ else shape, call.result) if full else key
 
 
-def _sides(calls: dict[int, Signature], full: bool) -> list[_Side]:
+def _sides(calls: Mapping[int, _native.MadeCall], full: bool) -> list[_Side]:
     """The larger ones first; of equal ones that with the lowest rank."""
     sides: dict[tuple[Any, ...], _Side] = {}
     for rank, call in calls.items():
@@ -182,57 +186,54 @@ def _sides(calls: dict[int, Signature], full: bool) -> list[_Side]:
     return sorted(sides.values(), key=lambda side: (-len(side.ranks), side.ranks[0]))
 
 
-def _first_difference(calls: Sequence[Signature], full: bool) -> tuple[str, str, str]:
+def _first_difference(calls: Sequence[_native.MadeCall], full: bool) -> tuple[str, str, str]:
     for code, field, about in FIELDS:
-        if field in ("sizes", "result") and not full:
+        if field in ("shape", "result") and not full:
             continue
-        if len({getattr(call, field) for call in calls}) > 1:
+        if len({value_of(call, field) for call in calls}) > 1:
             return code, field, about
     return "OP", "op", "a call before, of which nothing is known any more"
 
 
-def _value(call: Signature, field: str) -> str:
+def _value(call: _native.MadeCall, field: str) -> str:
+    description = call.description
     if field == "op":
-        return call.op
+        return description.op
     if field == "reduce_op":
-        return REDUCE_OP_NAMES[call.reduce_op] if call.reduce_op >= 0 else "no reduce op"
+        return REDUCE_OP_NAMES[description.reduce_op] if description.reduce_op >= 0 else "no reduce op"
     if field == "root":
-        return f"root {call.root}"
+        return f"root {description.root}"
     if field == "dtype":
-        return dtype_name(call.dtype)
+        return describe_dtype(description)
     if field == "count":
-        return elements(call.count) if call.count >= 0 else "sizes that may differ between ranks"
+        return elements(description.count) if description.count >= 0 else "sizes that may differ between ranks"
     if field == "result":
         return f"result {call.result & 0xFFFFFFFF:08x}"
-    return call.sizes.describe()
+    return describe_shape(description.shape)
 
 
 def _side(info: GroupInfo, side: _Side, mark: str, *, shape: bool) -> list[str]:
     places: dict[str, list[int]] = {}
     for rank, call in zip(side.ranks, side.calls, strict=True):
-        places.setdefault(call.place(), []).append(rank)
-    lines = [f"{_INDENT}{info.describe(*side.ranks)}: {side.calls[0].describe(shape=shape)}{mark}"]
+        places.setdefault(place_of(call), []).append(rank)
+    told = describe_call(side.calls[0].description, shape=shape)
+    lines = [f"{_INDENT}{info.describe(*side.ranks)}: {told}{mark}"]
     for place, ranks in places.items():
         who = f" ({info.describe(*ranks)})" if len(places) > 1 else ""
         lines.append(f"{_INDENT}  at {place}{who}")
     return lines
 
 
-def _refused(testimonies: Sequence[Testimony]) -> dict[int, Refusal]:
-    found = {rank: Refusal.unpack(text) for rank, (_, _, text) in enumerate(testimonies)}
+def _refused(testimonies: Sequence[_native.Testimony]) -> dict[int, Refusal]:
+    found = {rank: Refusal.unpack(seen.refused) for rank, seen in enumerate(testimonies)}
     return {rank: refusal for rank, refusal in found.items() if refusal is not None}
 
 
-def _last(testimonies: Sequence[Testimony], rank: int) -> Signature | None:
-    last = testimonies[rank][1]
-    return None if last is None else Signature.from_native(last)
-
-
-def _last_completed(info: GroupInfo, completed: Mapping[int, Signature | None]) -> list[str]:
+def _last_completed(info: GroupInfo, completed: Mapping[int, _native.MadeCall | None]) -> list[str]:
     """The last call that each rank completed, those that say the same together."""
     said: dict[str, list[int]] = {}
     for rank, call in completed.items():
-        text = "none" if call is None else f"{call.op}, seq {call.seq}, at {call.place()}"
+        text = "none" if call is None else f"{call.description.op}, seq {call.seq}, at {place_of(call)}"
         said.setdefault(text, []).append(rank)
     if len(said) == 1:
         whose = "all ranks" if len(completed) == info.size else "both"

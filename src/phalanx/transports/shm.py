@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from phalanx.transports.identities import Identity
 from phalanx.transports.leaving import leaving
 from phalanx.transports.pending import ShmPending
 from phalanx.transports.refusals import Refusal
-from phalanx.transports.signatures import layout_of, sizes_of
+from phalanx.transports.signatures import dtype_code, sizes_of, unlisted_dtype
 from phalanx.transports.spans import (
     IN_PLACE_OPS,
     Copies,
@@ -42,10 +41,9 @@ from phalanx.transports.spans import (
 from phalanx.types import DTYPE_CODES, NO_ROOT, Call, GroupInfo
 
 _ALL_REDUCE = _native.OP_NUMBERS["all_reduce"]
-_SINGLE_OPS = frozenset({"all_reduce", "broadcast", "reduce"})
-# 0 for the dtypes that only move, and for calls without tensors.
-_dtype_code: Callable[[torch.dtype | None, int], int] = DTYPE_CODES.get  # type: ignore[assignment]
-_WIDTHS = {code: dtype.itemsize for dtype, code in DTYPE_CODES.items()}
+# Those that have one tensor on each rank: in place, or of a root that all get.
+_SINGLE_OPS = frozenset(op.name for op in _native.OPS if op.in_place or (op.rooted and op.shared_result))
+_WIDTHS = tuple(dtype.width for dtype in _native.DTYPES)
 _COMPLEX = frozenset(code for dtype, code in DTYPE_CODES.items() if dtype.is_complex)
 _FINISHED = _native.FINISHED
 
@@ -169,9 +167,9 @@ class ShmTransport:
 
     def _forget_lost(self, group: _native.Group) -> None:
         """The death that broke the group has been told: whoever makes a new one waits for another process."""
-        failure: dict[str, Any] = group.failure()
-        if failure["kind"] == _native.FAILURE_LOST and self.identities:
-            identities.forget(self.identities[int(failure["peer"])])
+        failure = group.failure()
+        if failure.kind == _native.FAILURE_LOST and self.identities:
+            identities.forget(self.identities[failure.peer])
 
     def words_of_left(self, rank: int) -> str | None:
         """The last words of a rank that has left the group; None: it has not left."""
@@ -192,7 +190,7 @@ class ShmTransport:
             finally:
                 group.leave(exiting)
 
-    def all_reduce_plain(self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float) -> None:
+    def all_reduce_plain(self, tensor: torch.Tensor, code: int, reduce_op: int, timeout: float) -> None:
         """`run` for an all_reduce of one contiguous tensor, without a Call: the quick way for most calls."""
         group = self._group
         if group is None:
@@ -208,13 +206,14 @@ class ShmTransport:
             _ALL_REDUCE,
             reduce_op,
             NO_ROOT,
-            dtype_code,
+            code,
             numel,
+            0,
             0,
             1.0,
             timeout,
             tensor.data_ptr(),
-            numel * _WIDTHS[dtype_code],
+            numel * _WIDTHS[code],
             True,
             True,
             tensor.shape,
@@ -223,7 +222,7 @@ class ShmTransport:
             raise failures.explain(group, self._info, "all_reduce", failed[0], timeout, failed[1])
 
     def start_all_reduce_plain(
-        self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float
+        self, tensor: torch.Tensor, code: int, reduce_op: int, timeout: float
     ) -> ShmPending | None:
         """`start` likewise."""
         group = self._group
@@ -235,14 +234,15 @@ class ShmTransport:
         if not storage.resizable():
             failures.check_writable(self._info, "all_reduce", tensor)
         address, numel = tensor.data_ptr(), tensor.numel()
-        size = numel * _WIDTHS[dtype_code]
+        size = numel * _WIDTHS[code]
         started = group.start_single(
             storage,
             _ALL_REDUCE,
             reduce_op,
             NO_ROOT,
-            dtype_code,
+            code,
             numel,
+            0,
             0,
             1.0,
             timeout,
@@ -320,25 +320,24 @@ class ShmTransport:
             copy_back(copies)
 
     def start_message(
-        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, dtype_code: int
+        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, code: int | None
     ) -> ShmPending | None:
         group = self._group
         if group is None:
             raise self._left("send" if sends else "recv")
-        memory, layout = tensor, 0
-        if not dtype_code:
+        memory, unlisted = tensor, 0
+        if code is None:
             memory = plain_tensor(tensor)
             if not sends and memory is not tensor:
                 failures.check_writable(self._info, "recv", tensor)
-            dtype_code = _dtype_code(tensor.dtype, 0)
-            layout = 0 if dtype_code else zlib.crc32(str(tensor.dtype).encode())
+            code, unlisted = dtype_code(tensor.dtype), unlisted_dtype(tensor.dtype)
         started = group.message(
             memory.untyped_storage(),
             sends,
             peer,
             tag,
-            dtype_code,
-            layout,
+            code,
+            unlisted,
             memory.numel(),
             timeout,
             memory.data_ptr(),
@@ -373,9 +372,10 @@ class ShmTransport:
             _native.OP_NUMBERS[call.op],
             call.reduce_op,
             call.root,
-            _dtype_code(call.dtype, 0),
+            dtype_code(call.dtype),
             call.count,
-            layout_of(call),
+            call.layout,
+            unlisted_dtype(call.dtype),
             call.factor,
             timeout,
             *spans_in,
@@ -411,7 +411,7 @@ def _single(call: Call, timeout: float) -> tuple[Any, ...] | None:
     if call.op not in _SINGLE_OPS or blocks is None or len(blocks.tensors) != 1:
         return None
     tensor = blocks.tensors[0]
-    dtype = _dtype_code(call.dtype, 0)
+    dtype = dtype_code(call.dtype)
     if not tensor.is_contiguous() or tensor.is_neg() or (dtype in _COMPLEX and tensor.is_conj()):
         return None
     return (
@@ -420,7 +420,8 @@ def _single(call: Call, timeout: float) -> tuple[Any, ...] | None:
         call.root,
         dtype,
         call.count,
-        call.layout if dtype else layout_of(call),
+        call.layout,
+        unlisted_dtype(call.dtype),
         call.factor,
         timeout,
         tensor.data_ptr(),

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import torch
 
-from phalanx.types import DTYPE_CODES, Blocks, Call
+from phalanx import _native
+from phalanx.types import REDUCIBLE, Blocks, Call
 
 __all__ = [
     "IN_PLACE_OPS",
@@ -26,7 +27,7 @@ __all__ = [
     "spans_of",
 ]
 
-IN_PLACE_OPS = frozenset({"all_reduce", "reduce"})
+IN_PLACE_OPS = frozenset(op.name for op in _native.OPS if op.in_place)
 
 # Addresses, sizes in bytes, number of blocks, and whether the pieces are listed block by block or cut evenly.
 Spans = tuple[list[int], list[int], int, bool]
@@ -85,7 +86,7 @@ def copy_back(copies: Copies) -> None:
 
 
 def clone(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype in DTYPE_CODES or tensor.is_quantized:
+    if tensor.dtype in REDUCIBLE or tensor.is_quantized:
         return tensor.clone()
     # torch has no copy kernel for the dtypes below a byte.
     return tensor.reshape(-1).view(torch.uint8).clone().view(tensor.dtype)

@@ -29,7 +29,6 @@ from phalanx.transports.futures import SharedTurnFuture
 from phalanx.transports.meeting import CLOSED, EXITING, NOT_LEFT, Meeting
 from phalanx.transports.recording import Recorder
 from phalanx.transports.refusals import Refusal
-from phalanx.transports.reports import Testimony
 from phalanx.transports.tickets import Ticket
 from phalanx.types import Call, GroupInfo, Store
 
@@ -152,7 +151,7 @@ class ThreadsTransport:
 
     # What `failures` asks of a group.
 
-    def failure(self) -> dict[str, Any]:
+    def failure(self) -> _native.Failure:
         assert self.meeting.failure is not None
         return self.meeting.failure
 
@@ -160,8 +159,12 @@ class ThreadsTransport:
     def check(self) -> int:
         return self.meeting.check
 
-    def testimonies(self) -> list[Testimony]:
+    def testimonies(self) -> list[_native.Testimony]:
         return self.meeting.testimonies
+
+    def whereabouts(self) -> list[str]:
+        """Lines that say where those were who did not come to a call whose time was up."""
+        return self.meeting.whereabouts
 
     def refusals(self, rank: int) -> list[str]:
         return self.meeting.refusals(rank)
@@ -265,12 +268,11 @@ class ThreadsTransport:
         return ticket
 
     def start_message(
-        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, dtype_code: int
+        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, code: int | None
     ) -> Pending | None:
         self._check_memory("send" if sends else "recv", [tensor], [] if sends else [tensor])
         ticket = Ticket(self.meeting, self._world_rank, self._info.rank, "send" if sends else "recv")
         ticket.peer, ticket.tag, ticket.tensor = peer, tag, tensor.detach()
-        ticket.dtype, ticket.count = tensor.dtype, tensor.numel()
         self._hand_over(ticket, timeout, self.meeting.send if sends else self.meeting.receive)
         if ticket.result == _FINISHED and peer != _native.ANY_SOURCE:
             return None
@@ -295,11 +297,14 @@ class ThreadsTransport:
         if self.is_forked:
             raise self.forked(ticket.op)
         meeting, call = self.meeting, ticket.call
-        if call is None:
-            what = (ticket.peer, ticket.tag, ticket.dtype, ticket.count)
-        else:
+        what: tuple[object, ...]
+        if call is not None:
             what = (call.root, call.reduce_op, call.dtype, call.count)
-        ticket.where, ticket.flags = _native.origin()
+        else:
+            assert ticket.tensor is not None
+            what = (ticket.peer, ticket.tag, ticket.tensor.dtype, ticket.tensor.numel())
+        ticket.where, flags = _native.origin()
+        ticket.describe_with(flags)
         self.scheduler.point(ticket.op, self._info.name, *what)
         with meeting.lock:
             refused = _native.LEFT if self._closed else _native.WAS_BROKEN if meeting.failure is not None else _FINISHED
@@ -333,7 +338,13 @@ class ThreadsTransport:
         if self.is_forked or self._closed:
             return
         with self.meeting.lock:
-            self.meeting.fail(_native.FAILURE_ABORTED, rank=self._info.rank, op="barrier", seq=self._seq, text=reason)
+            self.meeting.fail(
+                _native.FAILURE_ABORTED,
+                rank=self._info.rank,
+                call=_native.Description("barrier"),
+                seq=self._seq,
+                reason=reason,
+            )
 
     def say_last_words(self, text: str) -> None:
         words = self.meeting.words

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from phalanx import _native
-from phalanx.transports.signatures import Facts, facts_of
+from phalanx.transports.signatures import description_of, dtype_code, dtype_of, unlisted_dtype
 from phalanx.types import Call
 
-__all__ = ["Ticket", "misfit_of_splits", "result_of"]
+__all__ = ["Ticket", "result_of", "splits_of"]
 
 
 class Counting(Protocol):
@@ -34,13 +34,11 @@ class Ticket:
     """From the moment it is handed over until it has ended."""
 
     __slots__ = (
+        "_description",
+        "_made_call",
         "call",
         "callbacks",
-        "count",
         "counts",
-        "dtype",
-        "facts",
-        "flags",
         "last_arriver",
         "made",
         "meeting",
@@ -77,16 +75,15 @@ class Ticket:
         self.met: float | None = None
         self.size = 0
         self.where = ""
-        self.flags = 0
-        # Of a collective.
+        # Of a call or message that is handed over.
+        self._description: _native.Description | None = None
+        # Of a collective, and, once it has its seq, as reports tell of it.
         self.call: Call | None = None
-        self.facts: Facts = ()
+        self._made_call: _native.MadeCall | None = None
         # Of a message.
         self.peer = -1
         self.tag = 0
         self.tensor: torch.Tensor | None = None
-        self.dtype: torch.dtype | None = None
-        self.count = 0
 
     @property
     def ended(self) -> bool:
@@ -95,7 +92,7 @@ class Ticket:
     @property
     def kind(self) -> str:
         """Of a deadlock, if this is part of one."""
-        return "JOIN" if self.op == "new_group" else "P2P" if self.op in ("send", "recv") else "ORDER"
+        return "JOIN" if self.op == "new_group" else "P2P" if self.op in _native.MESSAGE_OPS else "ORDER"
 
     def describe(self) -> str:
         number = f", seq {self.seq}" if self.seq else ""
@@ -110,55 +107,81 @@ class Ticket:
         """Lines about why those do not come without which it can't end."""
         return self.meeting.describe_refusals(self)
 
-    def take_facts(self) -> None:
-        """Of a collective that has its seq."""
-        assert self.call is not None
-        self.facts = facts_of(self.call, self.seq, self.where, self.flags)
+    def describe_with(self, flags: int) -> None:
+        """Of a call or message whose tensors are there."""
+        if self.call is not None:
+            self._description = description_of(self.call, flags)
+            return
+        assert self.tensor is not None
+        self._description = _native.Description(
+            self.op,
+            dtype=dtype_code(self.tensor.dtype),
+            unlisted_dtype=unlisted_dtype(self.tensor.dtype),
+            count=self.tensor.numel(),
+            sizes=self.tensor.shape,
+            peer=self.peer,
+            tag=self.tag,
+            flags=flags,
+        )
 
-    def set_result(self, result: int) -> None:
-        """The hash of what the call before gave, if that is compared."""
-        self.facts = (*self.facts[:7], result, *self.facts[8:])
+    @property
+    def description(self) -> _native.Description:
+        assert self._description is not None
+        return self._description
+
+    @property
+    def made_call(self) -> _native.MadeCall:
+        assert self._made_call is not None
+        return self._made_call
+
+    def set_made(self, result: int = 0) -> None:
+        """Of a collective that has its seq. `result` is the hash of what the call before gave, if that is compared."""
+        self._made_call = _native.MadeCall(self.description, seq=self.seq, result=result, where=self.where)
 
     def agrees_with(self, other: Ticket, check: int) -> bool:
         """Whether the two calls fit together."""
-        assert self.call is not None
-        assert other.call is not None
-        if _signature(self.call) != _signature(other.call):
+        if not self.description.agrees_with(other.description):
             return False
         return check != _native.CHECK_FULL or self.has_shape_of(other)
 
     def has_shape_of(self, other: Ticket) -> bool:
-        """Where both are known and ranks may not differ."""
-        (listed, _, mine), (_, _, theirs) = self.facts[8], other.facts[8]
-        return bool(listed or self.facts[5] < 0 or mine == theirs)
+        """Where ranks may not differ."""
+        shape = self.description.shape
+        return shape.may_differ or shape == other.description.shape
+
+    def fits(self, received: Ticket) -> bool:
+        """Whether a message has the dtype and number of elements that are received."""
+        sent, expected = self.description, received.description
+        return dtype_of(sent) == dtype_of(expected) and sent.count == expected.count
 
 
-def _signature(call: Call) -> tuple[Any, ...]:
-    return call.op, call.reduce_op, call.root, call.dtype, call.count, call.layout
+def _traits_of(call: Call) -> _native.OpTraits:
+    return _native.OPS[_native.OP_NUMBERS[call.op]]
 
 
-def result_of(call: Call, rank: int) -> int:
+def result_of(call: Call) -> int:
     """A hash of what must be equal on all ranks when the call has ended; 0 for other ops."""
-    if call.op not in ("all_reduce", "all_gather", "broadcast"):
-        return 0
-    blocks = call.inputs if call.op == "broadcast" and call.root == rank else call.outputs
-    if blocks is None:
+    # The root of a broadcast writes nothing.
+    blocks = call.inputs if call.outputs is None else call.outputs
+    if blocks is None or not _traits_of(call).shared_result:
         return 0
     with torch.inference_mode():
         flat = [tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1) for tensor in blocks.tensors]
         return zlib.crc32(b"".join(bytes(tensor.view(torch.uint8).tolist()) for tensor in flat if tensor.numel()))
 
 
-def misfit_of_splits(calls: Sequence[Call]) -> tuple[int, int, int, int] | None:
-    """The first two ranks one of which sends what the other does not expect, and the bytes sent and expected."""
-    if calls[0].op != "all_to_all":
+def splits_of(calls: Sequence[Call]) -> _native.Splits | None:
+    """The first two ranks one of which sends what the other does not expect."""
+    if not _traits_of(calls[0]).exchanges_sizes:
         return None
     sent = [_block_sizes(call, inputs=True) for call in calls]
     expected = [_block_sizes(call, inputs=False) for call in calls]
     for sender, sizes in enumerate(sent):
         for receiver, size in enumerate(sizes):
             if size != expected[receiver][sender]:
-                return sender, receiver, size, expected[receiver][sender]
+                return _native.Splits(
+                    sender=sender, receiver=receiver, bytes_sent=size, bytes_expected=expected[receiver][sender]
+                )
     return None
 
 
