@@ -437,6 +437,17 @@ std::uint64_t next_completion(bool had, bool gathers) {
 
 }  // namespace
 
+// Signatures for the stub. The names of arguments are there only: to look for them takes time in each call.
+#define PHALANX_SHAPE "shape: collections.abc.Sequence[int], /"
+#define PHALANX_CALL                                                                                              \
+  "op: int, reduce_op: int, root: int, dtype: int, count: int, layout: int, unlisted_dtype: int, factor: float, " \
+  "timeout: float, "
+#define PHALANX_ONE "address: int, size: int, reads: bool, writes: bool, " PHALANX_SHAPE
+#define PHALANX_MANY                                                                                      \
+  "inputs: list[int], input_sizes: list[int], num_inputs: int, inputs_listed: bool, outputs: list[int], " \
+  "output_sizes: "                                                                                        \
+  "list[int], num_outputs: int, outputs_listed: bool, " PHALANX_SHAPE
+
 void bind_calls(nb::module_& module, nb::class_<Group>& group) {
   nb::class_<Pending>(module, "Pending")
       .def("wait", [](const Pending& self, double timeout) { return static_cast<int>(self.wait(timeout)); })
@@ -451,11 +462,15 @@ void bind_calls(nb::module_& module, nb::class_<Group>& group) {
   module.def("push_completion", [](std::uint64_t token) { completions().push(token); });
   module.def("close_completions", [](bool closed) { completions().set_closed(closed); });
 
-  group.def("run", &run)
-      .def("run_single", &run_single)
-      .def("start", &start)
-      .def("start_single", &start_single)
-      .def("message", &message)
+  group.def("run", &run, nb::sig("def run(self, " PHALANX_CALL PHALANX_MANY ") -> tuple[int, int] | None"))
+      .def("run_single", &run_single,
+           nb::sig("def run_single(self, " PHALANX_CALL PHALANX_ONE ") -> tuple[int, int] | None"))
+      .def("start", &start, nb::sig("def start(self, kept: object, " PHALANX_CALL PHALANX_MANY ") -> int | Pending"))
+      .def("start_single", &start_single,
+           nb::sig("def start_single(self, kept: object, " PHALANX_CALL PHALANX_ONE ") -> int | Pending"))
+      .def("message", &message,
+           nb::sig("def message(self, kept: object, sends: bool, peer: int, tag: int, dtype: int, unlisted_dtype: int, "
+                   "count: int, timeout: float, address: int, size: int, " PHALANX_SHAPE ") -> int | Pending"))
       .def("drain", [](Group& self) { return static_cast<int>(drain(self)); });
 }
 

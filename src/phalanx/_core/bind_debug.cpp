@@ -17,6 +17,7 @@
 #include "peer_watch.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace phalanx {
 
@@ -106,24 +107,29 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
   group.def_prop_ro("identity", &identity_of)
       .def("testimonies", &testimonies)
       .def("take_note", &Group::take_note)
-      .def("refuse_call", [](Group& self, const std::string& text) { self.refusals().refuse_call(text); })
-      .def("refuse_message", &refuse_message)
-      .def("refusals", &refusals_of)
-      .def("ask", &ask_rank)
-      .def("answer_of", &answer_of_rank)
+      .def(
+          "refuse_call", [](Group& self, const std::string& text) { self.refusals().refuse_call(text); }, "text"_a)
+      .def("refuse_message", &refuse_message, "sends"_a, "peer"_a, "tag"_a, "text"_a)
+      .def("refusals", &refusals_of, "rank"_a)
+      .def("ask", &ask_rank, "rank"_a)
+      .def("answer_of", &answer_of_rank, "rank"_a, "seconds"_a)
       .def_prop_ro(
           "was_told",
           [](Group& self) { return self.segment().control(self.rank()).gave_up.load(std::memory_order_relaxed) != 0; })
-      .def("has_left",
-           [](Group& self, int rank) {
-             if (rank < 0 || rank >= self.size()) throw std::invalid_argument("no such rank");
-             return self.member().lines.leaving(rank) != Leaving::no;
-           })
-      .def("box_of",
-           [](Group& self, int rank) {
-             if (rank < 0 || rank >= self.size()) throw std::invalid_argument("no such rank");
-             return self.segment().answer(rank).box.read();
-           })
+      .def(
+          "has_left",
+          [](Group& self, int rank) {
+            if (rank < 0 || rank >= self.size()) throw std::invalid_argument("no such rank");
+            return self.member().lines.leaving(rank) != Leaving::no;
+          },
+          "rank"_a)
+      .def(
+          "box_of",
+          [](Group& self, int rank) {
+            if (rank < 0 || rank >= self.size()) throw std::invalid_argument("no such rank");
+            return self.segment().answer(rank).box.read();
+          },
+          "rank"_a)
       .def_prop_ro("check", [](Group& self) { return static_cast<int>(self.segment().header().tuning.check); })
       .def_rw("token", &Group::token);
 
@@ -136,12 +142,17 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
     const WithoutGil without;
     peer_watch().end_making();
   });
-  module.def("next_question", &next_question);
-  module.def("answer", [](const std::string& text) {
-    const WithoutGil without;
-    listener().answer(text);
-  });
-  module.def("close_listener", [](bool closed) { listener().set_closed(closed); });
+  module.def("next_question", &next_question, nb::sig("def next_question() -> tuple[bool, bool] | None"),
+             "Whether somebody asks where this rank is, and whether there is a note to be told; None: the listener is "
+             "closed.");
+  module.def(
+      "answer",
+      [](const std::string& text) {
+        const WithoutGil without;
+        listener().answer(text);
+      },
+      "text"_a);
+  module.def("close_listener", [](bool closed) { listener().set_closed(closed); }, "closed"_a);
   module.def(
       "set_slow",
       [](double seconds, nb::object tell, nb::object tell_refused) {
@@ -150,7 +161,10 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
         slow().tell = std::move(tell);
         slow().tell_refused = std::move(tell_refused);
       },
-      nb::arg("seconds"), nb::arg("tell").none(), nb::arg("tell_refused").none() = nb::none());
+      "seconds"_a, "tell"_a.none(), "tell_refused"_a.none() = nb::none(),
+      nb::sig("def set_slow(seconds: float, tell: collections.abc.Callable[[int, int, int, list[int]], None] | None, "
+              "tell_refused: "
+              "collections.abc.Callable[[int, int, int, int, list[int]], None] | None = None) -> None"));
   bind_origin(module);
 }
 
