@@ -11,7 +11,7 @@ CXX_SOURCES := $(wildcard src/phalanx/_core/*.?pp tests/native/*.?pp)
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-newest conformance soak lint format bench sanitize changelog clean
+.PHONY: help build demo test test-newest conformance soak lint stubs format bench sanitize changelog clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,12 +47,22 @@ conformance: $(BUILT) ## all of torch's own distributed suite, beside Gloo; writ
 soak: build ## 500 random deaths, a million mixed calls, 1000 programs of shared memory, 5000 damaged boxes (30 minutes; SOAK="--kills 50" for fewer)
 	@$(BIN)/python tests/soak/run.py $(SOAK)
 
-lint: build ## ruff, mypy --strict, clang-format
+# What nanobind tells of the native module, in the project's format.
+STUB := src/phalanx/_core_ext.pyi
+write_stub = $(BIN)/python -m nanobind.stubgen -q --exclude-values -m phalanx._core_ext -p src/phalanx/_core/stubs.txt -o $(1) \
+	&& $(BIN)/ruff check -q --select I --fix $(1) && $(BIN)/ruff format -q $(1)
+
+stubs: build ## write the types of the native module to src/phalanx/_core_ext.pyi
+	@$(call write_stub,$(STUB))
+
+lint: build ## ruff, mypy --strict, clang-format, the stub
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@for file in tests/*/conftest.py tests/soak/run.py; do $(BIN)/mypy --no-error-summary $$file || exit 1; done
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
+	@$(call write_stub,build/_core_ext.pyi)
+	@cmp -s build/_core_ext.pyi $(STUB) || { diff -u $(STUB) build/_core_ext.pyi | head -40; echo "$(STUB) is out of date: make stubs"; exit 1; }
 
 format: build ## rewrite the sources in the project's format
 	@$(BIN)/ruff check --fix .

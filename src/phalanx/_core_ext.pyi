@@ -1,51 +1,23 @@
-"""Types of the native module (_core/bindings.cpp). tests/unit/test_native.py checks that the names agree."""
-
 import enum
 from collections.abc import Callable, Sequence
 
-ANY_SOURCE: int
-DTYPES: tuple[DTypeTraits, ...]
-MAX_RANKS: int
-NUM_REDUCIBLE: int
-OPS: tuple[OpTraits, ...]
-OTHER_DTYPE: int
-UNKNOWN_STATUS: int
-
-def affinity() -> list[int]: ...
-def cpu_quota() -> int: ...
-def kernel_variant() -> str: ...
-def writable(address: int, size: int, /) -> bool: ...
-def progress_error() -> int: ...
-def reduces(dtype: int, op: int, /) -> bool: ...
-def reduce_buffers(dtype: int, op: int, dst: int, srcs: list[int], count: int, factors: list[float], /) -> None: ...
-def tuning_for(ranks: int, cpus: int) -> Tuning: ...
-def own_identity() -> tuple[int, int]: ...
-def own_program() -> int: ...
-def next_completion(had: bool, gathers: bool) -> int: ...
-def leave_completions() -> None: ...
-def push_completion(token: int) -> None: ...
-def close_completions(closed: bool, /) -> None: ...
-def set_folders(ours: str, autograd: str, others: list[str], /) -> None: ...
-def origin() -> tuple[str, int]: ...
-def begin_making() -> None: ...
-def end_making() -> None: ...
-def look_for_deaths() -> None: ...
-def next_question() -> tuple[bool, bool] | None: ...
-def answer(text: str, /) -> None: ...
-def close_listener(closed: bool, /) -> None: ...
-def set_slow(
-    seconds: float,
-    tell: Callable[[int, int, int, list[int]], None] | None,
-    tell_refused: Callable[[int, int, int, int, list[int]], None] | None = None,
-) -> None: ...
+class CoreError(OSError, RuntimeError):
+    pass
 
 class Peers(enum.Enum):
+    """Whom a rank waits for in a call."""
+
     none = 0
+
     root = 1
+
     all = 2
+
     peer = 3
 
 class OpTraits:
+    """A row of the table of ops."""
+
     @property
     def name(self) -> str: ...
     @property
@@ -66,39 +38,61 @@ class OpTraits:
     def others_wait_for(self) -> Peers: ...
     @property
     def root_waits_for(self) -> Peers: ...
+    def __repr__(self) -> str: ...
 
 class DTypeTraits:
+    """A row of the table of dtypes."""
+
     @property
     def name(self) -> str: ...
     @property
     def width(self) -> int: ...
+    def __repr__(self) -> str: ...
+
+OPS: tuple[OpTraits, ...]
+
+DTYPES: tuple[DTypeTraits, ...]
+
+NUM_REDUCIBLE: int = ...
+
+OTHER_DTYPE: int = ...
 
 class Shape:
-    def __init__(self, sizes: Sequence[int], count: int = 0) -> None: ...
+    """Sizes of a tensor (given as a tuple), or of the tensors of a list."""
+
+    def __init__(self, sizes: object, count: int = ...) -> None: ...
     @property
     def num(self) -> int: ...
     @property
     def listed(self) -> bool: ...
     @property
-    def sizes(self) -> tuple[int, ...]: ...
+    def sizes(self) -> tuple[int, ...]:
+        """The first of them."""
+
     @property
-    def may_differ(self) -> bool: ...
+    def may_differ(self) -> bool:
+        """Whether ranks may differ in it."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 class Description:
+    """What a call is, as all ranks know it."""
+
     def __init__(
         self,
         op: str,
         *,
-        reduce_op: int = -1,
-        dtype: int = 0,
-        unlisted_dtype: int = 0,
-        root: int = -1,
-        count: int = 0,
-        layout: int = 0,
-        sizes: Sequence[int] = (),
-        peer: int = -1,
-        tag: int = 0,
-        flags: int = 0,
+        reduce_op: int = ...,
+        dtype: int = ...,
+        unlisted_dtype: int = ...,
+        root: int = ...,
+        count: int = ...,
+        layout: int = ...,
+        sizes: object = ...,
+        peer: int = ...,
+        tag: int = ...,
+        flags: int = ...,
     ) -> None: ...
     @property
     def op(self) -> str: ...
@@ -122,29 +116,46 @@ class Description:
     def tag(self) -> int: ...
     @property
     def flags(self) -> int: ...
-    def agrees_with(self, other: Description) -> bool: ...
+    @property
+    def factor(self) -> float: ...
+    def with_flags(self, flags: int) -> Description:
+        """The same call, come another way."""
+
+    def agrees_with(self, other: Description) -> bool:
+        """Whether the two are the same call, whatever the shape is."""
 
 class MadeCall:
-    def __init__(self, description: Description, *, seq: int, result: int = 0, where: str = "") -> None: ...
+    """A call that a rank has made."""
+
+    def __init__(self, description: Description, *, seq: int, result: int = ..., where: str = ...) -> None: ...
     @property
     def description(self) -> Description: ...
     @property
     def seq(self) -> int: ...
     @property
-    def result(self) -> int: ...
+    def result(self) -> int:
+        """Of what the call before gave, where that is compared."""
+
     @property
     def where(self) -> str: ...
 
 class Testimony:
+    """What the finder of a mismatch saw of a rank."""
+
     def __init__(
-        self, *, call: MadeCall | None = None, completed: MadeCall | None = None, refused: str = ""
+        self, *, call: MadeCall | None = ..., completed: MadeCall | None = ..., refused: str = ...
     ) -> None: ...
     @property
-    def call(self) -> MadeCall | None: ...
+    def call(self) -> MadeCall | None:
+        """None: the rank had not made it."""
+
     @property
-    def completed(self) -> MadeCall | None: ...
+    def completed(self) -> MadeCall | None:
+        """The last call that ended well there."""
+
     @property
-    def refused(self) -> str: ...
+    def refused(self) -> str:
+        """The last call of the kind that the rank had refused."""
 
 class ShapeSide:
     def __init__(self, *, rank: int, shape: Shape, where: str) -> None: ...
@@ -156,6 +167,8 @@ class ShapeSide:
     def where(self) -> str: ...
 
 class ShapeNote:
+    """Two ranks whose calls agree but for the shape of a tensor."""
+
     def __init__(self, *, op: str, seq: int, one: ShapeSide, other: ShapeSide) -> None: ...
     @property
     def op(self) -> str: ...
@@ -165,6 +178,8 @@ class ShapeNote:
     def sides(self) -> tuple[ShapeSide, ShapeSide]: ...
 
 class Misfit:
+    """The message that does not fit the receive of the failure's finder."""
+
     def __init__(self, *, sent: Description, where: str) -> None: ...
     @property
     def sent(self) -> Description: ...
@@ -172,6 +187,8 @@ class Misfit:
     def where(self) -> str: ...
 
 class Splits:
+    """Two ranks of which one sends what the other does not expect."""
+
     def __init__(self, *, sender: int, receiver: int, bytes_sent: int, bytes_expected: int) -> None: ...
     @property
     def sender(self) -> int: ...
@@ -183,6 +200,8 @@ class Splits:
     def bytes_expected(self) -> int: ...
 
 class Failure:
+    """The first failure of a group."""
+
     def __init__(
         self,
         *,
@@ -190,28 +209,36 @@ class Failure:
         rank: int,
         call: Description,
         seq: int,
-        where: str = "",
-        peer: int = -1,
-        misfit: Misfit | None = None,
-        splits: Splits | None = None,
-        missing: Sequence[int] = (),
-        other_tags: Sequence[int] = (),
-        leaving: int = 0,
-        status: int = -1,
-        reason: str = "",
+        where: str = ...,
+        peer: int = ...,
+        misfit: Misfit | None = ...,
+        splits: Splits | None = ...,
+        missing: Sequence[int] = ...,
+        other_tags: Sequence[int] = ...,
+        leaving: int = ...,
+        status: int = ...,
+        reason: str = ...,
     ) -> None: ...
     @property
     def kind(self) -> int: ...
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Who found it."""
+
     @property
-    def call(self) -> Description: ...
+    def call(self) -> Description:
+        """What the finder was doing."""
+
     @property
     def seq(self) -> int: ...
     @property
-    def where(self) -> str: ...
+    def where(self) -> str:
+        """The finder's line."""
+
     @property
-    def peer(self) -> int: ...
+    def peer(self) -> int:
+        """The other side of a mismatch or message; the rank that left or died."""
+
     @property
     def misfit(self) -> Misfit | None: ...
     @property
@@ -219,39 +246,91 @@ class Failure:
     @property
     def missing(self) -> list[int]: ...
     @property
-    def asked(self) -> bool: ...
+    def asked(self) -> bool:
+        """Whether the missing ranks were asked just before where they are."""
+
     @property
-    def other_tags(self) -> list[int]: ...
+    def other_tags(self) -> list[int]:
+        """Of messages that came instead of the one that is missing: the lowest."""
+
     @property
-    def leaving(self) -> int: ...
+    def leaving(self) -> int:
+        """How the peer left."""
+
     @property
-    def status(self) -> int: ...
+    def status(self) -> int:
+        """How the peer's process ended, as waitpid gives it."""
+
     @property
-    def command_line(self) -> str: ...
+    def command_line(self) -> str:
+        """Of the program that has replaced the peer's."""
+
     @property
-    def reason(self) -> str: ...
+    def reason(self) -> str:
+        """Of an abort."""
+
+def affinity() -> list[int]:
+    """CPUs that this process may run on."""
+
+def cpu_quota() -> int:
+    """CPUs that the cgroup grants, rounded up; 0 where it sets no limit."""
+
+def kernel_variant() -> str: ...
+def writable(address: int, size: int) -> bool: ...
+def progress_error() -> int: ...
+def reduces(dtype: int, op: int) -> bool: ...
+def reduce_buffers(
+    dtype: int, op: int, dst: int, srcs: Sequence[int], count: int, factors: Sequence[float]
+) -> None: ...
 
 class Tuning:
-    slot_bytes: int
-    chunk_bytes: int
-    one_shot_bytes: int
-    message_chunk_bytes: int
-    check: int
-    crowded: int
-    spin_us: int
+    @property
+    def slot_bytes(self) -> int: ...
+    @slot_bytes.setter
+    def slot_bytes(self, arg: int, /) -> None: ...
+    @property
+    def chunk_bytes(self) -> int: ...
+    @chunk_bytes.setter
+    def chunk_bytes(self, arg: int, /) -> None: ...
+    @property
+    def one_shot_bytes(self) -> int: ...
+    @one_shot_bytes.setter
+    def one_shot_bytes(self, arg: int, /) -> None: ...
+    @property
+    def message_chunk_bytes(self) -> int: ...
+    @message_chunk_bytes.setter
+    def message_chunk_bytes(self, arg: int, /) -> None: ...
+    @property
+    def check(self) -> int: ...
+    @check.setter
+    def check(self, arg: int, /) -> None: ...
+    @property
+    def crowded(self) -> int: ...
+    @crowded.setter
+    def crowded(self, arg: int, /) -> None: ...
+    @property
+    def spin_us(self) -> int: ...
+    @spin_us.setter
+    def spin_us(self, arg: int, /) -> None: ...
+
+def tuning_for(ranks: int, cpus: int) -> Tuning: ...
 
 class Segment:
     @staticmethod
-    def create_memfd(size: int, tuning: Tuning, nonce: bytes, /) -> Segment: ...
+    def create_memfd(size: int, tuning: Tuning, nonce: bytes) -> Segment: ...
     @staticmethod
-    def create_file(path: str, size: int, tuning: Tuning, nonce: bytes, /) -> Segment: ...
+    def create_file(path: str, size: int, tuning: Tuning, nonce: bytes) -> Segment: ...
     @staticmethod
-    def open(path: str, nonce: bytes, size: int, /) -> Segment: ...
+    def open(path: str, nonce: bytes, size: int) -> Segment: ...
     @property
     def fd(self) -> int: ...
     @property
     def tuning(self) -> Tuning: ...
     def close_fd(self) -> None: ...
+
+def own_identity() -> tuple[int, int]: ...
+def own_program() -> int:
+    """Tells this program from one that replaces it by exec."""
 
 class Peer:
     @staticmethod
@@ -263,179 +342,465 @@ class Peer:
     @property
     def status(self) -> int: ...
 
-class CoreError(OSError, RuntimeError):
-    """A system call of the core failed."""
-
-class BlackBox:
-    def __init__(self, fd: int, capacity: int, rank: int, world_size: int, program: str, /) -> None: ...
-    def remember(self, text: str, /) -> int: ...
-    def begin(
-        self,
-        group: int,
-        description: Description,
-        *,
-        bytes_in: int,
-        bytes_out: int,
-        timeout: float,
-        is_async: bool,
-    ) -> int: ...
-    def begin_making(self, group: int, timeout: float) -> int: ...
-    def number(self, record: int, seq: int, /) -> None: ...
-    def start(self, record: int, /) -> None: ...
-    def end(self, record: int, well: bool, /) -> None: ...
-    def blame(self, record: int, failure: int, rank: int, /) -> None: ...
-    def set_rank(self, rank: int, world_size: int, /) -> None: ...
-    def say_end(self, how: int, exception: str, ns: int, /) -> None: ...
-    def watch_in_making(self, pid: int, start: int, program: int, job_rank: int, folder: str, /) -> None: ...
-    def tell_exit_status(self) -> None: ...
-    def move_to(self, fd: int, /) -> None: ...
-    def contents(self) -> bytes: ...
-
 class Statistics:
-    def read(self) -> list[tuple[int, int, int, float, float]]: ...
-
-class Pending:
-    @property
-    def is_over(self) -> bool: ...
-    def wait(self, timeout: float, /) -> int: ...
-    def missing(self) -> list[int]: ...
-    def notify(self, token: int, /) -> bool: ...
-    @property
-    def result(self) -> int: ...
-    @property
-    def seq(self) -> int: ...
-    @property
-    def source(self) -> int: ...
+    def read(self) -> list[tuple[int, int, int, float, float]]:
+        """
+        Of each op that was called: its number, calls, bytes, seconds waiting and seconds moving.
+        """
 
 class Group:
-    def __init__(self, segment: Segment, rank: int, /) -> None: ...
-    def watch(self, processes: Sequence[tuple[int, int, int]], /) -> None: ...
-    def run(
-        self,
-        op: int,
-        reduce_op: int,
-        root: int,
-        dtype: int,
-        count: int,
-        layout: int,
-        unlisted_dtype: int,
-        factor: float,
-        timeout: float,
-        inputs: list[int],
-        input_sizes: list[int],
-        num_inputs: int,
-        inputs_listed: bool,
-        outputs: list[int],
-        output_sizes: list[int],
-        num_outputs: int,
-        outputs_listed: bool,
-        shape: tuple[int, ...] | list[int],
-        /,
-    ) -> tuple[int, int] | None: ...
-    def run_single(
-        self,
-        op: int,
-        reduce_op: int,
-        root: int,
-        dtype: int,
-        count: int,
-        layout: int,
-        unlisted_dtype: int,
-        factor: float,
-        timeout: float,
-        address: int,
-        size: int,
-        reads: bool,
-        writes: bool,
-        shape: tuple[int, ...] | list[int],
-        /,
-    ) -> tuple[int, int] | None: ...
-    def start(
-        self,
-        kept: object,
-        op: int,
-        reduce_op: int,
-        root: int,
-        dtype: int,
-        count: int,
-        layout: int,
-        unlisted_dtype: int,
-        factor: float,
-        timeout: float,
-        inputs: list[int],
-        input_sizes: list[int],
-        num_inputs: int,
-        inputs_listed: bool,
-        outputs: list[int],
-        output_sizes: list[int],
-        num_outputs: int,
-        outputs_listed: bool,
-        shape: tuple[int, ...] | list[int],
-        /,
-    ) -> int | Pending: ...
-    def start_single(
-        self,
-        kept: object,
-        op: int,
-        reduce_op: int,
-        root: int,
-        dtype: int,
-        count: int,
-        layout: int,
-        unlisted_dtype: int,
-        factor: float,
-        timeout: float,
-        address: int,
-        size: int,
-        reads: bool,
-        writes: bool,
-        shape: tuple[int, ...] | list[int],
-        /,
-    ) -> int | Pending: ...
-    def message(
-        self,
-        kept: object,
-        sends: bool,
-        peer: int,
-        tag: int,
-        dtype: int,
-        unlisted_dtype: int,
-        count: int,
-        timeout: float,
-        address: int,
-        size: int,
-        shape: tuple[int, ...] | list[int],
-        /,
-    ) -> int | Pending: ...
-    def abort(self, text: str, /) -> None: ...
-    def drain(self) -> int: ...
-    def leave(self, exiting: bool, /) -> None: ...
-    def say_last_words(self, text: str, /) -> None: ...
-    def last_words(self, rank: int, /) -> str: ...
+    def __init__(self, segment: Segment, rank: int) -> None: ...
+    def watch(self, processes: Sequence[tuple[int, int, int]]) -> None:
+        """One per rank: pid, start time and program."""
+
+    def abort(self, reason: str) -> None: ...
+    def leave(self, exiting: bool) -> None: ...
+    def say_last_words(self, text: str) -> None: ...
+    def last_words(self, rank: int) -> str: ...
     def failure(self) -> Failure: ...
     @property
     def statistics(self) -> Statistics: ...
-    def keep_records(self, box: BlackBox, group: str, path: str, /) -> None: ...
-    def watch_deaths(self, box: BlackBox, job_ranks: list[int], folder: str, /) -> None: ...
-    @property
-    def identity(self) -> str: ...
-    def testimonies(self) -> list[Testimony]: ...
-    def refuse_call(self, text: str, /) -> None: ...
-    def refuse_message(self, sends: bool, peer: int, tag: int, text: str, /) -> None: ...
-    def refusals(self, rank: int, /) -> list[str]: ...
-    def take_note(self) -> ShapeNote | None: ...
-    def ask(self, rank: int, /) -> None: ...
-    def answer_of(self, rank: int, seconds: float, /) -> str | None: ...
-    @property
-    def was_told(self) -> bool: ...
-    def has_left(self, rank: int, /) -> bool: ...
-    def box_of(self, rank: int, /) -> str: ...
-    token: int
-    @property
-    def check(self) -> int: ...
     @property
     def forked(self) -> bool: ...
     @property
     def broken(self) -> bool: ...
     @property
     def seq(self) -> int: ...
+    def drain(self) -> int: ...
+    @property
+    def identity(self) -> str: ...
+    def testimonies(self) -> list[Testimony]: ...
+    def take_note(self) -> ShapeNote | None: ...
+    def refuse_call(self, text: str) -> None: ...
+    def refuse_message(self, sends: bool, peer: int, tag: int, text: str) -> None: ...
+    def refusals(self, rank: int) -> list[str]: ...
+    def ask(self, rank: int) -> None: ...
+    def answer_of(self, rank: int, seconds: float) -> str | None: ...
+    @property
+    def was_told(self) -> bool: ...
+    def has_left(self, rank: int) -> bool: ...
+    def box_of(self, rank: int) -> str: ...
+    @property
+    def check(self) -> int: ...
+    @property
+    def token(self) -> int: ...
+    @token.setter
+    def token(self, arg: int, /) -> None: ...
+    def keep_records(self, box: BlackBox, group: int, path: str) -> None: ...
+    def watch_deaths(self, box: BlackBox, job_ranks: Sequence[int], folder: str) -> None: ...
+
+class Pending:
+    def wait(self, arg: float, /) -> int: ...
+    def missing(self) -> list[int]: ...
+    def notify(self, arg: int, /) -> bool: ...
+    @property
+    def result(self) -> int: ...
+    @property
+    def is_over(self) -> bool: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def source(self) -> int: ...
+
+def next_completion(arg0: bool, arg1: bool, /) -> int: ...
+def leave_completions() -> None: ...
+def push_completion(arg: int, /) -> None: ...
+def close_completions(arg: bool, /) -> None: ...
+def look_for_deaths() -> None: ...
+def begin_making() -> None: ...
+def end_making() -> None: ...
+def next_question() -> tuple[bool, bool] | None:
+    """
+    Whether somebody asks where this rank is, and whether there is a note to be told; None: the listener is closed.
+    """
+
+def answer(text: str) -> None: ...
+def close_listener(closed: bool) -> None: ...
+def set_slow(
+    seconds: float,
+    tell: Callable[[int, int, int, list[int]], None] | None,
+    tell_refused: Callable[[int, int, int, int, list[int]], None] | None = None,
+) -> None: ...
+def set_folders(ours: str, autograd: str, others: Sequence[str]) -> None: ...
+def origin() -> tuple[str, int]:
+    """Where in the program this call is made, and how it came there."""
+
+class BlackBox:
+    """
+    The last calls of this process, in a file, or in memory where `fd` is -1.
+    """
+
+    def __init__(self, fd: int, capacity: int, rank: int, world_size: int, program: str) -> None: ...
+    def remember_group(
+        self, name: str, rank: int, ranks: str, *, description: str = ..., identity: str = ..., place: str = ...
+    ) -> int:
+        """
+        The group, for `begin`, `begin_making` and `Group.keep_records`; 0: there is no room for it.
+        """
+
+    def begin(
+        self, group: int, description: Description, *, bytes_in: int, bytes_out: int, timeout: float, is_async: bool
+    ) -> int:
+        """Records a call of a rank that is a thread."""
+
+    def begin_making(self, group: int, number: int, timeout: float) -> int: ...
+    def number(self, record: int, seq: int) -> None: ...
+    def start(self, record: int) -> None: ...
+    def came_from(self, record: int, sender: int) -> None: ...
+    def end(self, record: int, well: bool, last_arriver: int = ...) -> None: ...
+    def blame(self, record: int, failure: int, rank: int) -> None: ...
+    def set_rank(self, rank: int, world_size: int) -> None: ...
+    def say_end(self, how: int, exception: str, ns: int) -> None: ...
+    def watch_in_making(self, pid: int, start: int, program: int, job_rank: int, folder: str) -> None: ...
+    def tell_exit_status(self) -> None: ...
+    def move_to(self, fd: int) -> None: ...
+    def contents(self) -> bytes: ...
+
+FINISHED: int = ...
+
+FAILED: int = ...
+
+WAS_BROKEN: int = ...
+
+FORKED: int = ...
+
+NESTED: int = ...
+
+LEFT: int = ...
+
+NO_MEMORY: int = ...
+
+PENDING: int = ...
+
+NO_SPACE: int = ...
+
+NOT_WRITABLE: int = ...
+
+FAILURE_NONE: int = ...
+
+FAILURE_MISMATCH: int = ...
+
+FAILURE_TIMEOUT: int = ...
+
+FAILURE_ABORTED: int = ...
+
+FAILURE_LEFT: int = ...
+
+FAILURE_LOST: int = ...
+
+FAILURE_MESSAGE: int = ...
+
+LEAVING_NO: int = ...
+
+LEAVING_CLOSED: int = ...
+
+LEAVING_EXITING: int = ...
+
+LEAVING_REPLACED: int = ...
+
+REST_NOTHING: int = ...
+
+REST_MOVING: int = ...
+
+REST_WAITING: int = ...
+
+CHECK_OFF: int = ...
+
+CHECK_ON: int = ...
+
+CHECK_FULL: int = ...
+
+ASYNC: int = ...
+
+IN_BACKWARD: int = ...
+
+BY_REDUCER: int = ...
+
+NO_REDUCE_OP: int = ...
+
+NO_RANK: int = ...
+
+ANY_SOURCE: int = ...
+
+ANY_COUNT: int = ...
+
+UNKNOWN_PEER: int = ...
+
+UNKNOWN_TAG: int = ...
+
+UNKNOWN_STATUS: int = ...
+
+NO_DTYPE: int = ...
+
+MAX_RANKS: int = ...
+
+SIZES_KEPT: int = ...
+
+INLINE_BYTES: int = ...
+
+ENVELOPES: int = ...
+
+RECORD_CALL: int = ...
+
+RECORD_MAKING: int = ...
+
+STATE_SCHEDULED: int = ...
+
+STATE_STARTED: int = ...
+
+STATE_COMPLETED: int = ...
+
+STATE_FAILED: int = ...
+
+BOX_RUNNING: int = ...
+
+BOX_ENDED_WELL: int = ...
+
+BOX_FAILED: int = ...
+
+ENDING_UNKNOWN: int = ...
+
+ENDING_EXIT: int = ...
+
+ENDING_EXCEPTION: int = ...
+
+ENDING_CONSEQUENCE: int = ...
+
+BOX_VERSION: int = ...
+
+BOX_HEADER_BYTES: int = ...
+
+BOX_MOST_DEATHS: int = ...
+
+MISMATCH_GRACE: float = ...
+
+REFUSAL_GRACE: float = ...
+
+BOX_MARKING: int = ...
+
+BOX_MAGIC: bytes = ...
+
+BOX_DIVIDER: str = ...
+
+BOX_HEADER_FIELDS: tuple[tuple[str, int, str], ...]
+
+BOX_DEATH_FIELDS: tuple[tuple[str, int, str], ...]
+
+BOX_GROUP_FIELDS: tuple[tuple[str, int, str], ...]
+
+BOX_RECORD_FIELDS: tuple[tuple[str, int, str], ...]
+
+DEVICES: tuple[str, ...]
+
+ENGINES: tuple[str, ...]
+
+def set_torch(
+    api: object,
+    plain_classes: Sequence[object],
+    is_neg: object,
+    is_conj: object,
+    untyped_storage: object,
+    resizable: object,
+    uint8: object,
+    int8: object,
+    look_closer: object,
+) -> None:
+    """
+    What of torch the front reads tensors with. To be called once, before the first call.
+    """
+
+class Form(enum.Enum):
+    """One of torch's ways to make a collective."""
+
+    barrier = 0
+
+    all_reduce = 1
+
+    all_reduce_coalesced = 2
+
+    reduce = 3
+
+    broadcast = 4
+
+    broadcast_coalesced = 5
+
+    all_gather = 6
+
+    all_gather_single = 7
+
+    all_gather_coalesced = 8
+
+    all_gather_single_coalesced = 9
+
+    gather = 10
+
+    scatter = 11
+
+    reduce_scatter = 12
+
+    reduce_scatter_single = 13
+
+    reduce_scatter_single_coalesced = 14
+
+    all_to_all = 15
+
+    all_to_all_single = 16
+
+class ProblemKind(enum.Enum):
+    """What is wrong with the arguments of a call."""
+
+    not_a_list = 0
+
+    wrong_length = 1
+
+    empty_list = 2
+
+    unlike_length = 3
+
+    no_lists = 4
+
+    not_the_root = 5
+
+    wrong_dtype = 6
+
+    wrong_size = 7
+
+    wrong_product = 8
+
+    wrong_own = 9
+
+    wrong_rows = 10
+
+    wrong_splits = 11
+
+    wrong_sum = 12
+
+    wrong_root = 13
+
+    no_reduction = 14
+
+    overlaps = 15
+
+    overlaps_self = 16
+
+class Problem:
+    """
+    What is wrong with the arguments of a call; ProblemKind says which facts count.
+    """
+
+    @property
+    def kind(self) -> ProblemKind: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def other(self) -> str: ...
+    @property
+    def expected(self) -> int: ...
+    @property
+    def actual(self) -> int: ...
+    @property
+    def got(self) -> object: ...
+    @property
+    def like(self) -> object: ...
+
+def set_memory_look(overlaps_itself: object, find_shared: object) -> None:
+    """
+    Who decides about tensors that are not contiguous: whether elements share memory, and which tensors do.
+    """
+
+class Obstacle(enum.Enum):
+    """Why a call can't be handed over as it is."""
+
+    none = 0
+
+    not_plain = 1
+
+    overlap = 2
+
+    not_writable = 3
+
+    no_memory = 4
+
+class Handed:
+    """What became of a call that was to be handed over."""
+
+    @property
+    def obstacle(self) -> Obstacle: ...
+    @property
+    def result(self) -> int: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def pending(self) -> object: ...
+    @property
+    def written(self) -> list[tuple[int, int]]:
+        """The addresses, from and to, of the memory that the core writes."""
+
+def describe_call(
+    form: Form,
+    rank: int,
+    size: int,
+    *,
+    output: object | None = ...,
+    input: object | None = ...,
+    reduce_op: int = ...,
+    factor: float = ...,
+    root: int = ...,
+    output_splits: Sequence[int] = ...,
+    input_splits: Sequence[int] = ...,
+) -> object: ...
+def check_tensor(name: str, tensor: object | None, written: bool) -> object: ...
+def check_tensors(name: str, tensors: object | None, num: int) -> object: ...
+def run_call(group: Group, call: Description, inputs: object | None, outputs: object | None, timeout: float) -> Handed:
+    """Carries out a call whose tensors lie in plain memory."""
+
+def start_call(
+    group: Group, call: Description, inputs: object | None, outputs: object | None, timeout: float
+) -> Handed:
+    """Begins a call whose tensors lie in plain memory."""
+
+def start_message(group: Group, sends: bool, tensor: object, peer: int, tag: int, timeout: float) -> Handed:
+    """Begins a message whose tensor lies in plain memory."""
+
+class Front:
+    """A group's side of the front."""
+
+    def __init__(self, group: object, timeout: float) -> None: ...
+    @property
+    def timeout(self) -> float:
+        """Of calls that have none of their own, in seconds."""
+
+    @timeout.setter
+    def timeout(self, arg: float, /) -> None: ...
+    @property
+    def copies(self) -> int:
+        """How many calls in flight write to copies of tensors."""
+
+    @copies.setter
+    def copies(self, arg: int, /) -> None: ...
+    @property
+    def coalescing(self) -> bool:
+        """Whether a coalescing manager collects the works of calls."""
+
+    @coalescing.setter
+    def coalescing(self, arg: bool, /) -> None: ...
+    def close(self) -> None: ...
+
+def front_method(name: str, fallback: object) -> object:
+    """
+    A method of a group that carries out plain calls itself, and leaves others to `fallback`.
+    """
+
+def set_hooks(
+    *,
+    num_modes: object,
+    profiler: object,
+    options: Sequence[object],
+    reduce_ops: Sequence[object],
+    done: object,
+    finished: object,
+    started: object,
+    messaged: object,
+    explain: object,
+) -> None:
+    """Python's side of the front. To be called once, before the first call."""

@@ -43,10 +43,12 @@ NO_ROOT = -1
 class GroupInfo:
     """Who a rank is within its group: what checks and errors need to know."""
 
-    __slots__ = ("__weakref__", "_job_ranks", "global_ranks", "name", "rank", "size")
+    __slots__ = ("__weakref__", "_job_ranks", "desc", "global_ranks", "name", "rank", "size")
 
     def __init__(self, name: str, rank: int, size: int, global_ranks: Sequence[int] = ()) -> None:
         self.name = name
+        # What torch calls a group's description; empty: it has none.
+        self.desc = ""
         self.rank = rank
         self.size = size
         # Those of the group's ranks in the default group, as far as torch knows them.

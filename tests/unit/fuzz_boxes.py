@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from boxes import ARENA_BYTES, RECORD_BYTES, RECORDS_OFFSET, Call, collective, make_box, message
+from boxes import ARENA_BYTES, RECORDS_OFFSET, Call, collective, make_box, message
 
 from phalanx.commands import main, report
-from phalanx.debug.box_layout import DEATH, HEADER, MORE, MOST_DEATHS, RECORD
+from phalanx.debug.box_layout import FORMATS, NEWEST, Format
 from phalanx.reporters.text import report_lines
 
 _CAPACITY = 8
@@ -34,8 +34,13 @@ _BYTES = 1024 * 1024 * 1024
 _KEPT_BYTES = 24 * 1024 * 1024
 _KEPT_FACTOR = 16
 _BAD = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2028\r"
+# Groups of earlier versions, and what is no text that a group or a place refers to.
 _TEXTS = [
     _BAD,
+    "0-9999999999",
+    ",".join(["0-1023"] * 50),
+    "-3--1",
+    "1-0,,x",
     "dp\x1f\x1f0\x1f0-9999999999",
     "dp\x1f\x1f0\x1f" + ",".join(["0-1023"] * 50),
     "dp\x1f\x1f99999999999999999999\x1f0,1",
@@ -52,12 +57,33 @@ def _healthy(dice: random.Random, rank: int) -> bytearray:
     calls.append(collective("barrier", 11, state=dice.choice(["scheduled", "started", "failed"]), failure="lost"))
     calls.append(message("recv", dice.choice([-1, 0, 1]), state="started"))
     calls.append(Call(seq=1, group="tp", ranks=(1, 0), rank=rank, state="started"))
-    return make_box(*calls, rank=rank, capacity=_CAPACITY, ending=dice.randint(0, 2), deaths=[(3.0, 77, 1, 9)])
+    version = dice.choice([1, 2, NEWEST.version, NEWEST.version])
+    ending = dice.randint(0, 2)
+    return make_box(*calls, rank=rank, capacity=_CAPACITY, ending=ending, deaths=[(3.0, 77, 1, 9)], version=version)
+
+
+def _format_of(data: bytearray) -> Format:
+    """By its header, which may be damaged."""
+    at, code = NEWEST.header.places["version"]
+    version = struct.unpack_from(f"<{code}", data, at)[0] if len(data) > at + 4 else 0
+    return FORMATS.get(version, NEWEST)
+
+
+def _pack(data: bytearray, at: int, code: str, value: object) -> None:
+    if len(data) >= at + struct.calcsize(code):
+        values = value if isinstance(value, tuple) else (value,)
+        struct.pack_into(f"<{code}", data, at, *values)
 
 
 def _value(dice: random.Random, code: str) -> object:
     if code.endswith("s"):
         return bytes(dice.choices(range(256), k=struct.calcsize(code)))
+    if code == "d":
+        return dice.choice([0.0, -1.0, float("nan"), float("inf")])
+    if code == "?":
+        return dice.choice([False, True])
+    if len(code) > 1:
+        return tuple(_value(dice, code[-1]) for _ in range(int(code[:-1])))
     bits = 8 * struct.calcsize(code)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if code.islower() else (0, 2**bits - 1)
     near = [low, high, 0, 1, -1, 2, 127, 1024, 1025, 4096, 2**31 - 1, 2**30, dice.randint(low, high)]
@@ -65,51 +91,80 @@ def _value(dice: random.Random, code: str) -> object:
 
 
 def _change_field(dice: random.Random, data: bytearray) -> None:
-    layout, at = dice.choice(
-        [
-            (HEADER, 0),
-            (MORE, 0),
-            (DEATH, dice.randrange(MOST_DEATHS) * DEATH.size),
-            (RECORD, RECORDS_OFFSET + dice.randrange(_CAPACITY) * RECORD_BYTES),
-        ]
-    )
-    offset, code = layout.places[dice.choice(layout.names)]
-    if len(data) >= at + offset + struct.calcsize(code):
-        struct.pack_into(f"<{code}", data, at + offset, _value(dice, code))
+    layout = _format_of(data)
+    places = [(layout.header, 0), (layout.record, RECORDS_OFFSET + dice.randrange(_CAPACITY) * layout.record.size)]
+    if layout.death is not None:
+        number = dice.randrange(16)
+        places.append((layout.death, layout.header.places["deaths"][0] + number * layout.death.size))
+    if layout.group is not None:
+        # Of some record.
+        at = RECORDS_OFFSET + dice.randrange(_CAPACITY) * layout.record.size + layout.record.places["group"][0]
+        group = struct.unpack_from("<I", data, at)[0] if len(data) >= at + 4 else 0
+        places.append((layout.group, 4096 + group))
+    fields, at = dice.choice(places)
+    offset, code = fields.places[dice.choice(fields.names)]
+    _pack(data, at + offset, code, _value(dice, code))
 
 
 def _change_text(dice: random.Random, data: bytearray) -> None:
-    """All records refer to it."""
+    """All records refer to it, or to groups of which all texts are this one."""
+    layout = _format_of(data)
     text = dice.choice(_TEXTS).encode()
-    data[4096 : 4096 + 1 + len(text) + 1] = b"\0" + text + b"\0"
-    if len(data) >= RECORDS_OFFSET + _CAPACITY * RECORD_BYTES:
-        for slot in range(_CAPACITY):
-            for name in ("group", "location"):
-                offset, code = RECORD.places[name]
-                struct.pack_into(f"<{code}", data, RECORDS_OFFSET + slot * RECORD_BYTES + offset, 1)
+    arena = bytearray(b"\0" + text + b"\0")
+    group = 1
+    if layout.group is not None:
+        group = len(arena) + -len(arena) % 4
+        arena = arena.ljust(group + layout.group.size, b"\0")
+        texts = [name for name in layout.group.names if name != "rank"]
+        for name in dice.sample(texts, dice.randint(1, len(texts))):
+            layout.group.pack_into(arena, group, **{name: 1})
+    data[4096 : 4096 + len(arena)] = arena
+    for slot in range(_CAPACITY):
+        for name, offset in (("group", group), ("location", 1)):
+            _pack(data, RECORDS_OFFSET + slot * layout.record.size + layout.record.places[name][0], "I", offset)
 
 
 def _fill_arena(dice: random.Random, data: bytearray) -> None:
     """Thousands of groups of a thousand ranks each, and records that name them."""
-    text = b"".join(b"%x\x1f\x1f0\x1f0-1023\0" % number for number in range(ARENA_BYTES // 20))
-    data[4096 : 4096 + 1 + len(text)] = b"\0" + text
+    if _format_of(data).group is None:
+        text = b"".join(b"%x\x1f\x1f0\x1f0-1023\0" % number for number in range(ARENA_BYTES // 20))
+        data[4096 : 4096 + 1 + len(text)] = b"\0" + text
+        return
+    ranks = b"\0" + b"0-1023\0"
+    assert NEWEST.group is not None
+    group = bytearray(NEWEST.group.size)
+    NEWEST.group.pack_into(group, 0, name=1, ranks=1)
+    data[4096 : 4096 + ARENA_BYTES] = (ranks + group * (ARENA_BYTES // len(group)))[:ARENA_BYTES]
 
 
 def _name_many(dice: random.Random, data: bytearray) -> None:
     """A box of many records, each of which names a group of a thousand ranks, and a place, of its own."""
     num = 1500
-    data[:] = make_box(*(Call(at=1.0 + number) for number in range(num)), capacity=num, rank=dice.randrange(2))
-    offset = 1
+    calls = [Call(at=1.0 + number) for number in range(num)]
+    data[:] = make_box(*calls, capacity=num, rank=dice.randrange(2), version=dice.choice([2, NEWEST.version]))
+    layout = _format_of(data)
+    arena = bytearray(b"\0")
+
+    def add(text: str) -> int:
+        arena.extend(text.encode() + b"\0")
+        return len(arena) - len(text.encode()) - 1
+
     for slot in range(num):
         # A letter of four bytes makes all of them that wide.
-        group = f"{slot:x}\x1f\x1f0\x1f0-{dice.randint(900, 1022)},{slot}"
-        place = f"{slot:x}\U0001f600{chr(1) * dice.choice([1, 90])}\x1f1\x1ff"
-        for name, text in (("group", group.encode()), ("location", place.encode())):
-            if offset + len(text) < ARENA_BYTES:
-                data[4096 + offset : 4096 + offset + len(text) + 1] = text + b"\0"
-                at, code = RECORD.places[name]
-                struct.pack_into(f"<{code}", data, RECORDS_OFFSET + slot * RECORD_BYTES + at, offset)
-                offset += len(text) + 1
+        place = add(f"{slot:x}\U0001f600{chr(1) * dice.choice([1, 90])}\x1f1\x1ff")
+        ranks = f"0-{dice.randint(900, 1022)},{slot}"
+        if layout.group is None:
+            group = add(f"{slot:x}\x1f\x1f0\x1f{ranks}")
+        else:
+            made = bytearray(layout.group.size)
+            layout.group.pack_into(made, 0, name=add(f"{slot:x}"), ranks=add(ranks))
+            arena.extend(bytes(-len(arena) % 4))
+            group = len(arena)
+            arena.extend(made)
+        if len(arena) > ARENA_BYTES:
+            break
+        layout.record.pack_into(data, RECORDS_OFFSET + slot * layout.record.size, group=group, location=place)
+    data[4096 : 4096 + ARENA_BYTES] = arena[:ARENA_BYTES].ljust(ARENA_BYTES, b"\0")
 
 
 def _cut(dice: random.Random, data: bytearray) -> None:
@@ -125,7 +180,7 @@ def _scribble(dice: random.Random, data: bytearray) -> None:
 def _grow(dice: random.Random, data: bytearray) -> None:
     """Much more capacity than there are records: the rest of the file is a hole."""
     if len(data) >= 16:
-        struct.pack_into("<I", data, HEADER.places["capacity"][0], dice.choice([100, 10_000_000, 2**32 - 1]))
+        struct.pack_into("<I", data, NEWEST.header.places["capacity"][0], dice.choice([100, 10_000_000, 2**32 - 1]))
 
 
 _CHANGES: list[Callable[[random.Random, bytearray], None]] = [

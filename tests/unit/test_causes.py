@@ -78,7 +78,7 @@ def test_a_rank_that_died_in_the_call_is_to_blame_and_not_the_slow_one() -> None
         ({"dtype": "int64"}, "all_reduce (SUM, 4 elements of int64)"),
         ({"dtype": None}, "all_reduce (SUM, 4 elements)"),
         ({"reduce_op": "MAX"}, "all_reduce (MAX, 4 elements of float32)"),
-        ({"flags": 8, "sizes": (3, 1)}, "all_reduce (SUM, 4 elements of float32, sizes 3, 1)"),
+        ({"listed": True, "sizes": (3, 1)}, "all_reduce (SUM, 4 elements of float32, sizes 3, 1)"),
     ],
 )
 def test_every_part_of_a_signature_counts(fields: dict[str, object], said: str) -> None:

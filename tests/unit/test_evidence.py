@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from boxes import Call, make_box
+from boxes import Call, box_of, make_box
 from jobs import SIX
 
 from phalanx.commands import main
@@ -76,15 +76,8 @@ def test_texts_are_kept_once_and_only_so_many_letters(monkeypatch: pytest.Monkey
 
 def test_a_box_can_t_name_more_ranks_than_a_report_shows() -> None:
     """The groups have the same ranks, so that their list is kept once: a dump would write it for each group."""
-    data = make_box(*([Call()] * 260), capacity=260)
-    texts = "".join(f"g{number}\x1f\x1f0\x1f0-999\0" for number in range(260)).encode()
-    data[4097 : 4097 + len(texts)] = texts
-    offset = 1
-    for slot in range(260):
-        at = 4096 + 262144 + slot * 128 + 12
-        data[at : at + 4] = offset.to_bytes(4, "little")
-        offset = data.index(b"\0", 4096 + offset) - 4096 + 1
-    box = read_box(data)
+    ranks = tuple(range(1000))
+    box = box_of(*(Call(group=f"g{number}", ranks=ranks) for number in range(260)), capacity=260)
     assert box.num_left_out == 10
     assert [record.group.rank for record in box.records] == [-1] * 10 + [0] * 250
 

@@ -23,7 +23,7 @@ from torch.distributed.flight_recorder.components.types import Database
 from phalanx import _native
 from phalanx.commands import main
 from phalanx.debug import flight
-from phalanx.types import DTYPE_CODES
+from phalanx.types import REDUCIBLE
 
 
 @pytest.fixture(autouse=True)
@@ -240,7 +240,7 @@ def test_ranks_of_a_group_in_another_order(tmp_path: Path, caplog: pytest.LogCap
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_every_dtype_has_the_name_that_torch_gives_it() -> None:
-    for dtype in DTYPE_CODES:
+    for dtype in REDUCIBLE:
         name = str(dtype).removeprefix("torch.")
         entry = flight.trace_of(box_of(Call(dtype=name)))["entries"][0]
         torchs = torch.empty(0, dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
@@ -280,8 +280,13 @@ def test_a_long_entry_has_everything() -> None:
         "retired": True,
         "failed": True,
         "reduce_op": "SUM",
+        "root": -1,
         "peer": -1,
+        "sender": -1,
+        "last_arriver": -1,
         "tag": 0,
+        "device": None,
+        "engine": None,
         "bytes_in": 16,
         "bytes_out": 16,
         "sizes": [2, 2],

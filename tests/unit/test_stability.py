@@ -18,7 +18,7 @@ import phalanx
 import phalanx.commands
 import phalanx.errors
 from phalanx._autoload import TORCH_VERSIONS
-from phalanx.debug.box_layout import VERSIONS
+from phalanx.debug.box_layout import FORMATS
 from phalanx.testing.graph import _HINTS as DEADLOCKS
 from phalanx.transports.signatures import FIELDS
 
@@ -173,4 +173,5 @@ def test_keys_of_traces(tmp_path: Path) -> None:
 def test_versions() -> None:
     (first, end), text = TORCH_VERSIONS, _section("Versions of torch and Python")
     assert f"torch {first[0]}.{first[1]} to {end[0]}.{end[1] - 1} " in text
-    assert f"boxes of version {' and '.join(map(str, VERSIONS))}." in PAGE
+    *others, newest = FORMATS
+    assert f"boxes of version {', '.join(map(str, others))} and {newest}." in PAGE

@@ -97,7 +97,7 @@ class Within {
 };
 
 // Whoever waits looks so often whether a peer has refused the call. A peer that tries again at once is not told of.
-constexpr std::chrono::milliseconds kBetweenRefusals{250};
+constexpr std::chrono::milliseconds kBetweenRefusals = kRefusalGrace;
 
 // Has Python told of a wait that takes long: once of who is absent, and of peers that have refused the call.
 class LongWait {

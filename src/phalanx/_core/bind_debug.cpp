@@ -17,6 +17,7 @@
 #include "peer_watch.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace phalanx {
 
@@ -85,38 +86,6 @@ std::vector<std::string> refusals_of(Group& group, int rank) {
   return group.refusals().open_of(rank);
 }
 
-// What Python holds of a box. A shared_ptr<BlackBox> made from a Python object would take the GIL wherever the last
-// copy goes, and that may be a thread for which the interpreter waits.
-struct HeldBox {
-  std::shared_ptr<BlackBox> box;
-};
-
-// A call of a rank that is a thread.
-std::uint64_t begin(const HeldBox& held, std::uint32_t group, const Description& description, std::uint64_t bytes_in,
-                    std::uint64_t bytes_out, double timeout, bool is_async) {
-  if (held.box->forked()) return 0;
-  BoxCall call;
-  call.group = group;
-  call.call = description;
-  call.bytes_in = bytes_in;
-  call.bytes_out = bytes_out;
-  call.timeout = timeout;
-  call.created = Clock::now();
-  const Origin origin = origin_of_call();
-  call.location = origin.location != nullptr ? held.box->offset_of(*origin.location) : 0;
-  call.call.device = description.dtype != DType::none ? Device::cpu : Device::none;
-  call.call.engine = Engine::threads;
-  call.call.flags = origin.flags | (is_async ? kAsync : 0);
-  return held.box->begin(call).id();
-}
-
-// Of a group.
-std::uint64_t begin_making(const HeldBox& held, std::uint32_t group, double timeout) {
-  Description description;
-  description.op = static_cast<Op>(kMaking);
-  return begin(held, group, description, 0, 0, timeout, false);
-}
-
 }  // namespace
 
 Clock::time_point slow_at(Clock::time_point beginning) {
@@ -135,69 +104,32 @@ void tell_refused(std::uint64_t token, Op op, std::uint64_t seq, std::uint32_t t
 }
 
 void bind_debug(nb::module_& module, nb::class_<Group>& group) {
-  nb::class_<HeldBox>(module, "BlackBox")
-      .def("__init__",
-           [](HeldBox* self, int fd, std::uint32_t capacity, int rank, int world_size, const std::string& program) {
-             new (self) HeldBox{std::make_shared<BlackBox>(fd, capacity, rank, world_size, program)};
-           })
-      .def("remember", [](const HeldBox& self, const std::string& text) { return self.box->remember(text); })
-      .def("begin", &begin, nb::arg("group"), nb::arg("description"), nb::kw_only(), nb::arg("bytes_in"),
-           nb::arg("bytes_out"), nb::arg("timeout"), nb::arg("is_async"))
-      .def("begin_making", &begin_making, nb::arg("group"), nb::arg("timeout"))
-      .def("number", [](const HeldBox& self, std::uint64_t id, std::uint64_t seq) { self.box->entry(id).number(seq); })
-      .def("start", [](const HeldBox& self, std::uint64_t id) { self.box->entry(id).start(Clock::now()); })
-      .def("end", [](const HeldBox& self, std::uint64_t id, bool well) { self.box->entry(id).end(well); })
-      .def("blame",
-           [](const HeldBox& self, std::uint64_t id, int kind, int rank) {
-             Failure failure{};
-             failure.kind = static_cast<FailureKind>(kind);
-             failure.peer = failure.rank = rank;
-             self.box->entry(id).blame(failure);
-           })
-      .def("set_rank", [](const HeldBox& self, int rank, int size) { self.box->set_rank(rank, size); })
-      .def("say_end",
-           [](const HeldBox& self, int how, const std::string& exception, std::int64_t ns) {
-             self.box->say_end(static_cast<Ending>(how), exception, Clock::time_point(std::chrono::nanoseconds(ns)));
-           })
-      .def("watch_in_making",
-           [](const HeldBox& self, std::int64_t pid, std::uint64_t start, std::uint64_t program, int job_rank,
-              const std::string& folder) {
-             const auto peer = Peer::watch({static_cast<pid_t>(pid), start, program});
-             if (peer && !self.box->forked()) peer_watch().add_to_making(peer, job_rank, self.box, folder);
-           })
-      .def("tell_exit_status", [](const HeldBox& self) { tell_exit_status(self.box); })
-      .def("move_to", [](const HeldBox& self, int fd) { self.box->move_to(fd); })
-      .def("contents", [](const HeldBox& self) {
-        const std::string contents = self.box->contents();
-        return nb::bytes(contents.data(), contents.size());
-      });
-
-  group
-      .def("keep_records", [](Group& self, const HeldBox& held, const std::string& name,
-                              const std::string& path) { self.keep_records(held.box, name, path); })
-      .def("watch_deaths", [](Group& self, const HeldBox& held, const std::vector<int>& job_ranks,
-                              const std::string& folder) { self.watch_deaths(held.box, job_ranks, folder); })
-      .def_prop_ro("identity", &identity_of)
+  group.def_prop_ro("identity", &identity_of)
       .def("testimonies", &testimonies)
       .def("take_note", &Group::take_note)
-      .def("refuse_call", [](Group& self, const std::string& text) { self.refusals().refuse_call(text); })
-      .def("refuse_message", &refuse_message)
-      .def("refusals", &refusals_of)
-      .def("ask", &ask_rank)
-      .def("answer_of", &answer_of_rank)
+      .def(
+          "refuse_call", [](Group& self, const std::string& text) { self.refusals().refuse_call(text); }, "text"_a)
+      .def("refuse_message", &refuse_message, "sends"_a, "peer"_a, "tag"_a, "text"_a)
+      .def("refusals", &refusals_of, "rank"_a)
+      .def("ask", &ask_rank, "rank"_a)
+      .def("answer_of", &answer_of_rank, "rank"_a, "seconds"_a)
       .def_prop_ro(
           "was_told",
           [](Group& self) { return self.segment().control(self.rank()).gave_up.load(std::memory_order_relaxed) != 0; })
-      .def("has_left",
-           [](Group& self, int rank) {
-             if (rank < 0 || rank >= self.size()) throw std::invalid_argument("no such rank");
-             return self.member().lines.leaving(rank) != Leaving::no;
-           })
-      .def("box_of",
-           [](Group& self, int rank) {
-             if (rank < 0 || rank >= self.size()) throw std::invalid_argument("no such rank");
-             return self.segment().answer(rank).box.read();
-           })
+      .def(
+          "has_left",
+          [](Group& self, int rank) {
+            if (rank < 0 || rank >= self.size()) throw std::invalid_argument("no such rank");
+            return self.member().lines.leaving(rank) != Leaving::no;
+          },
+          "rank"_a)
+      .def(
+          "box_of",
+          [](Group& self, int rank) {
+            if (rank < 0 || rank >= self.size()) throw std::invalid_argument("no such rank");
+            return self.segment().answer(rank).box.read();
+          },
+          "rank"_a)
       .def_prop_ro("check", [](Group& self) { return static_cast<int>(self.segment().header().tuning.check); })
       .def_rw("token", &Group::token);
 
@@ -210,12 +142,17 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
     const WithoutGil without;
     peer_watch().end_making();
   });
-  module.def("next_question", &next_question);
-  module.def("answer", [](const std::string& text) {
-    const WithoutGil without;
-    listener().answer(text);
-  });
-  module.def("close_listener", [](bool closed) { listener().set_closed(closed); });
+  module.def("next_question", &next_question, nb::sig("def next_question() -> tuple[bool, bool] | None"),
+             "Whether somebody asks where this rank is, and whether there is a note to be told; None: the listener is "
+             "closed.");
+  module.def(
+      "answer",
+      [](const std::string& text) {
+        const WithoutGil without;
+        listener().answer(text);
+      },
+      "text"_a);
+  module.def("close_listener", [](bool closed) { listener().set_closed(closed); }, "closed"_a);
   module.def(
       "set_slow",
       [](double seconds, nb::object tell, nb::object tell_refused) {
@@ -224,7 +161,10 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
         slow().tell = std::move(tell);
         slow().tell_refused = std::move(tell_refused);
       },
-      nb::arg("seconds"), nb::arg("tell").none(), nb::arg("tell_refused").none() = nb::none());
+      "seconds"_a, "tell"_a.none(), "tell_refused"_a.none() = nb::none(),
+      nb::sig("def set_slow(seconds: float, tell: collections.abc.Callable[[int, int, int, list[int]], None] | None, "
+              "tell_refused: "
+              "collections.abc.Callable[[int, int, int, int, list[int]], None] | None = None) -> None"));
   bind_origin(module);
 }
 

@@ -31,10 +31,12 @@ Op op_named(std::string_view name) {
   throw std::invalid_argument("unknown op");
 }
 
-nb::tuple sizes_kept(const Shape& shape) {
+using SizesKept = nb::typed<nb::tuple, std::uint32_t, nb::ellipsis>;
+
+SizesKept sizes_kept(const Shape& shape) {
   nb::list sizes;
   for (std::size_t i = 0; i < std::min<std::size_t>(shape.num, kSizesKept); ++i) sizes.append(shape.sizes[i]);
-  return nb::tuple(sizes);
+  return SizesKept(nb::tuple(sizes));
 }
 
 std::vector<int> missing_of(const Failure& failure) {
@@ -66,7 +68,9 @@ void bind_call(nb::module_& module) {
       .def_prop_ro("sizes", &sizes_kept, "The first of them.")
       .def_prop_ro(
           "may_differ", [](const Shape& self) { return self.hash == 0; }, "Whether ranks may differ in it.")
-      .def("__eq__", [](const Shape& self, const Shape& other) { return self == other; })
+      .def(
+          "__eq__", [](const Shape& self, const Shape& other) { return self == other; }, nb::is_operator(),
+          nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [](const Shape& self) {
         return nb::hash(nb::make_tuple(self.listed, self.num, self.hash, sizes_kept(self)));
       });
@@ -171,7 +175,9 @@ void bind_witness(nb::module_& module) {
           nb::kw_only(), "op"_a, "seq"_a, "one"_a, "other"_a)
       .def_prop_ro("op", [](const ShapeNote& self) { return traits_of(self.op).name; })
       .def_ro("seq", &ShapeNote::seq)
-      .def_prop_ro("sides", [](const ShapeNote& self) { return nb::make_tuple(self.sides[0], self.sides[1]); });
+      .def_prop_ro("sides", [](const ShapeNote& self) {
+        return nb::typed<nb::tuple, ShapeNote::Side, ShapeNote::Side>(nb::make_tuple(self.sides[0], self.sides[1]));
+      });
 }
 
 void bind_failure(nb::module_& module) {

@@ -20,6 +20,7 @@
 #include "shapes.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace phalanx {
 
@@ -182,16 +183,22 @@ Shape shape_of(nb::handle sizes, std::int64_t count) {
 }
 
 void bind_origin(nb::module_& module) {
-  module.def("set_folders", [](const std::string& ours, const std::string& autograd, std::vector<std::string> others) {
-    Known& known = everything_known();
-    known.ours = ours;
-    known.autograd = autograd;
-    known.others = std::move(others);
-  });
-  module.def("origin", [] {
-    const Origin origin = origin_of_call();
-    return nb::make_tuple(text_of(origin.location), static_cast<int>(origin.flags));
-  });
+  module.def(
+      "set_folders",
+      [](const std::string& ours, const std::string& autograd, std::vector<std::string> others) {
+        Known& known = everything_known();
+        known.ours = ours;
+        known.autograd = autograd;
+        known.others = std::move(others);
+      },
+      "ours"_a, "autograd"_a, "others"_a);
+  module.def(
+      "origin",
+      [] {
+        const Origin origin = origin_of_call();
+        return nb::make_tuple(text_of(origin.location), static_cast<int>(origin.flags));
+      },
+      nb::sig("def origin() -> tuple[str, int]"), "Where in the program this call is made, and how it came there.");
 }
 
 }  // namespace phalanx

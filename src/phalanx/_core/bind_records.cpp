@@ -20,9 +20,11 @@ BoxCall record_of(const Group& group, const Description& call, double timeout, C
   return record;
 }
 
-// Where the program makes the call, and how it came there.
+// Where the program makes the call, how it came there, and who moves its bytes.
 const Location* place(Group& group, Description& call, bool is_async) {
   const Origin origin = origin_of_call();
+  call.engine = Engine::shm;
+  if (call.dtype != DType::none) call.device = Device::cpu;
   call.flags = origin.flags | (is_async ? kAsync : 0);
   group.place(origin.location);
   return origin.location;

@@ -18,18 +18,21 @@
 #include <system_error>
 #include <tuple>
 
+#include "bind_box.hpp"
 #include "bind_calls.hpp"
+#include "bind_constants.hpp"
 #include "bind_debug.hpp"
-#include "front.hpp"
 #include "bind_description.hpp"
 #include "bind_tables.hpp"
 #include "cpus.hpp"
+#include "front.hpp"
 #include "gil.hpp"
 #include "group.hpp"
 #include "memory.hpp"
 #include "progress.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 using namespace phalanx;
 
 namespace {
@@ -114,12 +117,13 @@ NB_MODULE(_core_ext, m) {
   m.def("affinity", &affinity, "CPUs that this process may run on.");
   m.def("cpu_quota", &cpu_quota, "CPUs that the cgroup grants, rounded up; 0 where it sets no limit.");
   m.def("kernel_variant", &kernel_variant);
-  m.def("writable", [](std::uint64_t address, std::uint64_t size) {
-    return writable({reinterpret_cast<std::byte*>(address), size});
-  });
+  m.def(
+      "writable",
+      [](std::uint64_t address, std::uint64_t size) { return writable({reinterpret_cast<std::byte*>(address), size}); },
+      "address"_a, "size"_a);
   m.def("progress_error", [] { return progress().error(); });
-  m.def("reduces", [](int dtype, int op) { return kernel_of(dtype, op) != nullptr; });
-  m.def("reduce_buffers", &reduce_buffers);
+  m.def("reduces", [](int dtype, int op) { return kernel_of(dtype, op) != nullptr; }, "dtype"_a, "op"_a);
+  m.def("reduce_buffers", &reduce_buffers, "dtype"_a, "op"_a, "dst"_a, "srcs"_a, "count"_a, "factors"_a);
 
   nb::class_<Tuning>(m, "Tuning")
       .def_rw("slot_bytes", &Tuning::slot_bytes)
@@ -131,19 +135,27 @@ NB_MODULE(_core_ext, m) {
           [](Tuning& self, int check) { self.check = static_cast<Check>(check); })
       .def_rw("crowded", &Tuning::crowded)
       .def_rw("spin_us", &Tuning::spin_us);
-  m.def("tuning_for", &tuning_for, nb::arg("ranks"), nb::arg("cpus"));
+  m.def("tuning_for", &tuning_for, "ranks"_a, "cpus"_a);
 
   nb::class_<MappedSegment>(m, "Segment")
-      .def_static("create_memfd",
-                  [](int size, const Tuning& tuning, const nb::bytes& nonce) {
-                    return mapped(Segment::create_memfd(size, tuning, to_nonce(nonce)));
-                  })
-      .def_static("create_file",
-                  [](const std::string& path, int size, const Tuning& tuning, const nb::bytes& nonce) {
-                    return mapped(Segment::create_file(path, size, tuning, to_nonce(nonce)));
-                  })
-      .def_static("open", [](const std::string& path, const nb::bytes& nonce,
-                             int size) { return mapped(Segment::open(path, to_nonce(nonce), size)); })
+      .def_static(
+          "create_memfd",
+          [](int size, const Tuning& tuning, const nb::bytes& nonce) {
+            return mapped(Segment::create_memfd(size, tuning, to_nonce(nonce)));
+          },
+          "size"_a, "tuning"_a, "nonce"_a)
+      .def_static(
+          "create_file",
+          [](const std::string& path, int size, const Tuning& tuning, const nb::bytes& nonce) {
+            return mapped(Segment::create_file(path, size, tuning, to_nonce(nonce)));
+          },
+          "path"_a, "size"_a, "tuning"_a, "nonce"_a)
+      .def_static(
+          "open",
+          [](const std::string& path, const nb::bytes& nonce, int size) {
+            return mapped(Segment::open(path, to_nonce(nonce), size));
+          },
+          "path"_a, "nonce"_a, "size"_a)
       .def_prop_ro("fd", [](const MappedSegment& self) { return self.segment->fd(); })
       .def_prop_ro("tuning", [](const MappedSegment& self) { return self.segment->header().tuning; })
       .def("close_fd", [](const MappedSegment& self) { self.segment->close_fd(); });
@@ -159,7 +171,8 @@ NB_MODULE(_core_ext, m) {
           [](std::int64_t pid, std::uint64_t start, std::uint64_t program) {
             return Peer::watch(to_identity({pid, start, program}));
           },
-          nb::arg("pid"), nb::arg("start"), nb::arg("program") = 0)
+          "pid"_a, "start"_a, "program"_a = 0,
+          nb::sig("def watch(pid: int, start: int, program: int = 0) -> Peer | None"))
       .def_prop_ro("dead", &Peer::dead)
       .def_prop_ro("replaced_by",
                    [](const Peer& self) {
@@ -167,27 +180,35 @@ NB_MODULE(_core_ext, m) {
                    })
       .def_prop_ro("status", &Peer::status);
 
-  nb::class_<HeldStatistics>(m, "Statistics").def("read", &sums_of);
+  nb::class_<HeldStatistics>(m, "Statistics")
+      .def("read", &sums_of, nb::sig("def read(self) -> list[tuple[int, int, int, float, float]]"),
+           "Of each op that was called: its number, calls, bytes, seconds waiting and seconds moving.");
 
   auto group = nb::class_<Group>(m, "Group");
   group
-      .def("__init__",
-           [](Group* self, const MappedSegment& mapped, int rank) { new (self) Group(mapped.segment, rank); })
-      .def("watch",
-           [](Group& self, const std::vector<Pid>& processes) {
-             std::vector<Identity> ranks;
-             for (const Pid& process : processes) ranks.push_back(to_identity(process));
-             if (ranks.size() != static_cast<std::size_t>(self.size())) throw std::invalid_argument("one a rank");
-             self.watch(ranks);
-           })
-      .def("abort", &Group::abort, nb::call_guard<WithoutGil>())
-      .def("leave",
-           [](Group& self, bool exiting) {
-             const WithoutGil without;
-             self.leave(exiting ? Leaving::exiting : Leaving::closed);
-           })
-      .def("say_last_words", &Group::say_last_words)
-      .def("last_words", &Group::last_words)
+      .def(
+          "__init__",
+          [](Group* self, const MappedSegment& mapped, int rank) { new (self) Group(mapped.segment, rank); },
+          "segment"_a, "rank"_a)
+      .def(
+          "watch",
+          [](Group& self, const std::vector<Pid>& processes) {
+            std::vector<Identity> ranks;
+            for (const Pid& process : processes) ranks.push_back(to_identity(process));
+            if (ranks.size() != static_cast<std::size_t>(self.size())) throw std::invalid_argument("one a rank");
+            self.watch(ranks);
+          },
+          "processes"_a, "One per rank: pid, start time and program.")
+      .def("abort", &Group::abort, "reason"_a, nb::call_guard<WithoutGil>())
+      .def(
+          "leave",
+          [](Group& self, bool exiting) {
+            const WithoutGil without;
+            self.leave(exiting ? Leaving::exiting : Leaving::closed);
+          },
+          "exiting"_a)
+      .def("say_last_words", &Group::say_last_words, "text"_a)
+      .def("last_words", &Group::last_words, "rank"_a)
       .def("failure", &Group::failure)
       .def_prop_ro("statistics", [](const Group& self) { return HeldStatistics{self.member().statistics}; })
       .def_prop_ro("forked", &Group::forked)
@@ -196,9 +217,7 @@ NB_MODULE(_core_ext, m) {
 
   bind_calls(m, group);
   bind_debug(m, group);
+  bind_box(m, group);
+  bind_constants(m);
   bind_front(m);
-
-  m.attr("MAX_RANKS") = kMaxRanks;
-  m.attr("UNKNOWN_STATUS") = kUnknownStatus;
-  m.attr("ANY_SOURCE") = kAnySource;
 }

@@ -18,9 +18,7 @@ namespace phalanx {
 
 namespace {
 
-constexpr char kBoxMagic[] = "PHXBOX01";
 constexpr std::size_t kCacheLine = 64;
-constexpr std::uint32_t kBoxVersion = 2;
 constexpr std::uint32_t kArenaBytes = 256 * 1024;
 // Groups are few and every record needs its own; places in the program may be many.
 constexpr std::uint32_t kArenaForLocations = kArenaBytes / 4 * 3;
@@ -85,28 +83,33 @@ void BoxEntry::number(std::uint64_t seq) const noexcept {
 void BoxEntry::start(Clock::time_point time) const noexcept {
   if (!claim()) return;
   record_->started.store(nanoseconds(time), std::memory_order_relaxed);
-  record_->state.store(static_cast<std::uint32_t>(CallState::started), std::memory_order_release);
+  record_->state.store(CallState::started, std::memory_order_release);
+  release();
+}
+
+void BoxEntry::came_from(int sender) const noexcept {
+  if (!claim()) return;
+  record_->sender = sender;
   release();
 }
 
 void BoxEntry::blame(const Failure& failure) const noexcept {
   if (!claim()) return;
   const bool is_gone = failure.kind == FailureKind::left || failure.kind == FailureKind::lost;
-  const std::int32_t blamed = is_gone ? failure.peer : failure.kind == FailureKind::aborted ? failure.rank : -1;
   record_->failure = static_cast<std::uint8_t>(failure.kind);
-  record_->blamed = static_cast<std::uint16_t>(blamed + 1);
+  record_->blamed = is_gone ? failure.peer : failure.kind == FailureKind::aborted ? failure.rank : kNoRank;
   release();
 }
 
-void BoxEntry::end(bool well, Clock::time_point time) const noexcept {
+void BoxEntry::end(bool well, Clock::time_point time, int last_arriver) const noexcept {
   if (!claim()) {
     // The call that took the place counted this one.
     if (header_ != nullptr) header_->num_hidden.fetch_sub(1, std::memory_order_relaxed);
     return;
   }
+  record_->last_arriver = last_arriver;
   record_->ended.store(nanoseconds(time), std::memory_order_relaxed);
-  record_->state.store(static_cast<std::uint32_t>(well ? CallState::completed : CallState::failed),
-                       std::memory_order_release);
+  record_->state.store(well ? CallState::completed : CallState::failed, std::memory_order_release);
   release();
 }
 
@@ -127,6 +130,8 @@ BlackBox::BlackBox(int fd, std::uint32_t capacity, int rank, int world_size, con
   made->world_size.store(world_size, std::memory_order_relaxed);
   made->arena_used.store(1, std::memory_order_relaxed);
   copy_text(made->program, program);
+  // Cut where it is longer.
+  if (::gethostname(made->host, sizeof(made->host) - 1) != 0) made->host[0] = 0;
   next_ = records();
   end_ = next_ + capacity;
   // Last: a file with this word is whole.
@@ -145,25 +150,51 @@ BoxRecord* BlackBox::records() const noexcept {
   return reinterpret_cast<BoxRecord*>(static_cast<char*>(base_) + kPage + kArenaBytes);
 }
 
-std::uint32_t BlackBox::remember(const std::string& text) {
-  if (forked()) return 0;
+std::uint32_t BlackBox::append(const void* data, std::size_t size, std::size_t alignment, std::size_t room) noexcept {
+  const std::size_t offset = round_up(header().arena_used.load(std::memory_order_relaxed), alignment);
+  if (offset + size > room) return 0;
+  std::memcpy(arena() + offset, data, size);
+  header().arena_used.store(static_cast<std::uint32_t>(offset + size), std::memory_order_release);
+  return static_cast<std::uint32_t>(offset);
+}
+
+std::uint32_t BlackBox::remember(const std::string& text, std::size_t room) {
+  if (forked() || text.empty()) return 0;
   const std::lock_guard lock(mutex_);
   const auto known = texts_.find(text);
   if (known != texts_.end()) return known->second;
-  const std::uint32_t offset = header().arena_used.load(std::memory_order_relaxed);
-  const bool is_location = std::count(text.begin(), text.end(), kDivider) == 2;
-  const std::size_t room = is_location ? kArenaForLocations : kArenaBytes;
-  if (offset + text.size() + 1 > room) return 0;
-  std::memcpy(arena() + offset, text.c_str(), text.size() + 1);
-  header().arena_used.store(offset + static_cast<std::uint32_t>(text.size()) + 1, std::memory_order_release);
-  texts_.emplace(text, offset);
+  const std::uint32_t offset = append(text.c_str(), text.size() + 1, 1, room);
+  if (offset != 0) texts_.emplace(text, offset);
+  return offset;
+}
+
+std::uint32_t BlackBox::remember(const std::string& text) { return remember(text, kArenaBytes); }
+
+std::uint32_t BlackBox::remember_group(const GroupTexts& texts) {
+  const auto offset_of_text = [&](const std::string& text) { return remember(text); };
+  const std::array<std::uint32_t, 6> key{offset_of_text(texts.name),     offset_of_text(texts.description),
+                                         offset_of_text(texts.identity), offset_of_text(texts.place),
+                                         offset_of_text(texts.ranks),    static_cast<std::uint32_t>(texts.rank)};
+  // A group is known whole, or not at all.
+  const std::array<const std::string*, 5> all{&texts.name, &texts.description, &texts.identity, &texts.place,
+                                              &texts.ranks};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (key[i] == 0 && !all[i]->empty()) return 0;
+  }
+  if (forked()) return 0;
+  const std::lock_guard lock(mutex_);
+  const auto known = groups_.find(key);
+  if (known != groups_.end()) return known->second;
+  const BoxGroup group{key[0], key[1], key[2], key[3], key[4], texts.rank, {}};
+  const std::uint32_t offset = append(&group, sizeof(group), alignof(BoxGroup), kArenaBytes);
+  if (offset != 0) groups_.emplace(key, offset);
   return offset;
 }
 
 std::uint32_t BlackBox::offset_of(const Location& location) {
   if (location.id >= locations_.size()) locations_.resize(location.id + 64, 0);
   std::uint32_t& offset = locations_[location.id];
-  if (offset == 0) offset = remember(location.parts);
+  if (offset == 0) offset = remember(location.parts, kArenaForLocations);
   return offset;
 }
 
@@ -187,34 +218,26 @@ BoxEntry BlackBox::begin(const BoxCall& call) {
   const auto [place, id] = take_place();
   BoxRecord& made = *place;
   // A call that is still in flight has no record from now on.
-  const std::uint32_t state = made.state.load(std::memory_order_relaxed);
-  if (state == static_cast<std::uint32_t>(CallState::scheduled) ||
-      state == static_cast<std::uint32_t>(CallState::started)) {
+  const CallState state = made.state.load(std::memory_order_relaxed);
+  if (state == CallState::scheduled || state == CallState::started) {
     header().num_hidden.fetch_add(1, std::memory_order_relaxed);
   }
   // Readers see the id 0 before any of what follows.
   std::atomic_thread_fence(std::memory_order_release);
-  made.state.store(static_cast<std::uint32_t>(CallState::scheduled), std::memory_order_relaxed);
+  made.state.store(CallState::scheduled, std::memory_order_relaxed);
+  made.kind = call.kind;
+  made.failure = 0;
   made.group = call.group;
   made.seq.store(call.seq, std::memory_order_relaxed);
-  made.count = call.call.count;
-  made.bytes_in = call.bytes_in;
-  made.bytes_out = call.bytes_out;
   made.created = nanoseconds(call.created);
   made.started.store(0, std::memory_order_relaxed);
   made.ended.store(0, std::memory_order_relaxed);
+  made.sender = made.last_arriver = made.blamed = kNoRank;
   made.location = call.location;
-  made.tag = call.call.tag;
-  made.peer = call.call.peer != kNoRank ? call.call.peer : call.call.root;
-  made.op = static_cast<std::uint8_t>(call.call.op);
-  made.reduce_op = call.call.reduce_op;
-  made.dtype = static_cast<std::uint8_t>(call.call.dtype);
-  made.flags = call.call.flags | (call.call.shape.listed ? kListed : 0);
+  made.bytes_in = call.bytes_in;
+  made.bytes_out = call.bytes_out;
   made.timeout_ms = saturated(call.timeout * 1000);
-  made.failure = 0;
-  made.blamed = 0;
-  made.num_sizes = call.call.shape.num;
-  std::memcpy(made.sizes, call.call.shape.sizes, sizeof(made.sizes));
+  made.call = call.call;
   made.id.store(id, std::memory_order_release);
   // The ring is too long to stay in the nearest cache: the next call finds its place there.
   const auto* next = reinterpret_cast<const char*>(next_);
@@ -231,7 +254,7 @@ void BlackBox::set_rank(int rank, int world_size) noexcept {
 void BlackBox::say_end(Ending how, const std::string& exception, Clock::time_point time) noexcept {
   if (forked() || header().ended.load(std::memory_order_relaxed) != 0) return;
   copy_text(header().exception, exception);
-  header().how.store(static_cast<std::uint32_t>(how), std::memory_order_relaxed);
+  header().how.store(how, std::memory_order_relaxed);
   header().ended.store(nanoseconds(time), std::memory_order_release);
 }
 

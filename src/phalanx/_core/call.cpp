@@ -11,8 +11,6 @@ namespace phalanx {
 namespace {
 
 constexpr int kStepsAtOnce = 32;
-// A report waits so long for ranks that have not made the call yet.
-constexpr std::chrono::milliseconds kGrace{50};
 constexpr std::chrono::microseconds kBetweenLooks{200};
 constexpr std::uint64_t kShapeBits = 0xffff0000;
 
@@ -85,6 +83,7 @@ void Call::start(Request& request, Clock::time_point now) {
   }
   posted_ = met_ = failed_ = awaits_ = all_came_ = false;
   met_at_ = now;
+  awaited_ = kNoRank;
   agreed_ = !request.is_waited_for || tuning().check != Check::full;
   staged_ = combined_ = done_ = 0;
   ticks = 1;
@@ -116,7 +115,10 @@ Advance Call::advance(Clock::time_point now) {
 
 bool Call::awaits_peers() noexcept {
   if (!all_came_) all_came_ = lines_.reached({Counter::staged, kEveryPeer, first_tick_ + 1});
-  return !all_came_ && !lines_.reached({Counter::staged, blocked_on_.peer, first_tick_ + 1});
+  if (all_came_ || lines_.reached({Counter::staged, blocked_on_.peer, first_tick_ + 1})) return false;
+  const bool for_several = blocked_on_.peer == kEveryPeer && size() > 2;
+  awaited_ = for_several ? kNoRank : blocked_on_.peer == kEveryPeer ? 1 - rank() : blocked_on_.peer;
+  return true;
 }
 
 Advance Call::go_on() {
@@ -255,7 +257,7 @@ void Call::note_shapes(int peer) noexcept {
 }
 
 void Call::report_mismatch(int peer, std::uint64_t seq) noexcept {
-  const auto until = Clock::now() + kGrace;
+  const auto until = Clock::now() + kMismatchGrace;
   const auto is_awaited = [&](int other) {
     return !is_for(segment_.control(other).words[seq % kRing].load(std::memory_order_acquire), seq) &&
            !lines_.gone(other, GaveUp::calls, true);

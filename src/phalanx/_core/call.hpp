@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -20,6 +21,9 @@
 #include "waiting.hpp"
 
 namespace phalanx {
+
+// A report of a mismatch waits so long for ranks that have not made the call yet.
+inline constexpr std::chrono::milliseconds kMismatchGrace{50};
 
 // What the caller asks for: a call, and its memory. Blocks hold what the op reads and writes on this rank; see types.py
 // for their forms.
@@ -74,6 +78,9 @@ class Call {
   // When the last peer came that this rank had to wait for; when it started where it had to wait for none. The epoch:
   // it waits for one that has not come.
   Clock::time_point met_at() const noexcept { return awaits_ ? Clock::time_point() : met_at_; }
+  // The peer that came last, where this rank had to wait, and for one peer alone; kNoRank where it did not, or where it
+  // waited for several: their order is not known.
+  int last_arriver() const noexcept { return awaits_ ? kNoRank : awaited_; }
   const Condition& blocked_on() const noexcept { return blocked_on_; }
   // Where peers let this rank wait: those who have come may disagree already. False: they do, and the call has failed.
   bool compare_with_those_who_came() noexcept;
@@ -139,6 +146,7 @@ class Call {
   bool failed_ = false;
   bool awaits_ = false;
   bool all_came_ = false;
+  int awaited_ = kNoRank;  // the peer for whom it waited last
   Clock::time_point met_at_{};
   // Ticks of this call that are behind this rank.
   std::uint64_t staged_ = 0;

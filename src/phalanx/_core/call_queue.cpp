@@ -55,6 +55,7 @@ void CallQueue::end_current(Result result) {
   const std::shared_ptr<CallTicket> ended = std::exchange(current_, nullptr);
   blocked_on_.store(kNoCondition, std::memory_order_relaxed);
   ended->met = call_.met_at();
+  ended->last_arriver = call_.last_arriver();
   end(*ended, result);
 }
 

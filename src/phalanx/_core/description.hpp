@@ -1,10 +1,17 @@
 // What a call is. A call is described once, when it is made. Its signature, its descriptor in the segment, its record
 // in the black box, traces and reports read this description by the names of its fields.
+//
+// Records in files have all of it. So a new field takes spare bytes, and the others stay where they are; it gets a row
+// in the table below, and 0 must mean that it is not known.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "dtypes.hpp"
+#include "fields.hpp"
 #include "ops.hpp"
 
 namespace phalanx {
@@ -27,9 +34,12 @@ enum CallFlags : std::uint8_t {
 
 // The type of the device on which the tensors of a call lie.
 enum class Device : std::uint8_t { none = 0, cpu = 1, cuda = 2, xpu = 3, other = 255 };
+// By number, as torch spells them; none: not known, or no tensors.
+inline constexpr std::array<std::string_view, 4> kDeviceNames{"", "cpu", "cuda", "xpu"};
 
 // Who moves the bytes of a call.
 enum class Engine : std::uint8_t { none = 0, shm = 1, threads = 2, gloo = 3, nccl = 4, other = 255 };
+inline constexpr std::array<std::string_view, 5> kEngineNames{"", "shm", "threads", "gloo", "nccl"};
 
 // Sizes of the tensor that the count is about, or of the tensors of a list.
 struct Shape {
@@ -51,14 +61,28 @@ struct Description {
   std::uint32_t layout = 0;          // a hash of how the elements are divided between tensors; 0 in the plain cases
   std::uint32_t unlisted_dtype = 0;  // a hash of the dtype's name, where the dtype is DType::other
   Shape shape;                       // must agree at Check::full
-  // Of a message.
+  // Of a message; a receive from any rank has kAnySource.
   std::int32_t peer = kNoRank;
-  std::uint32_t tag = 0;
   // What each rank may choose for itself.
   double factor = 1.0;
+  std::uint32_t tag = 0;   // of a message
   std::uint8_t flags = 0;  // CallFlags
   Engine engine = Engine::none;
+  Spare<2> spare;
 };
+
+inline constexpr std::array kDescriptionFields{
+    PHALANX_FIELD(Description, op),         PHALANX_FIELD(Description, reduce_op),
+    PHALANX_FIELD(Description, dtype),      PHALANX_FIELD(Description, device),
+    PHALANX_FIELD(Description, root),       PHALANX_FIELD(Description, count),
+    PHALANX_FIELD(Description, layout),     PHALANX_FIELD(Description, unlisted_dtype),
+    PHALANX_FIELD(Description, shape.num),  PHALANX_FIELD(Description, shape.listed),
+    PHALANX_FIELD(Description, shape.hash), PHALANX_FIELD(Description, shape.sizes),
+    PHALANX_FIELD(Description, peer),       PHALANX_FIELD(Description, factor),
+    PHALANX_FIELD(Description, tag),        PHALANX_FIELD(Description, flags),
+    PHALANX_FIELD(Description, engine),     PHALANX_FIELD(Description, spare),
+};
+static_assert(covers(kDescriptionFields, sizeof(Description)));
 
 // Whether two ranks make the same call, whatever the shapes of their tensors are.
 constexpr bool agrees(const Description& one, const Description& other) noexcept {

@@ -57,9 +57,9 @@ void Group::place_anew(const Location* location) {
   member_->placed = location;
 }
 
-void Group::keep_records(std::shared_ptr<BlackBox> box, const std::string& group, const std::string& path) {
+void Group::keep_records(std::shared_ptr<BlackBox> box, std::uint32_t group, const std::string& path) {
   if (box->forked()) return;
-  member_->box_group = box->remember(group);
+  member_->box_group = group;
   member_->box = std::move(box);
   member_->placed = nullptr;
   member_->placed_text = 0;

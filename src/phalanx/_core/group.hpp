@@ -32,7 +32,7 @@ class Group {
   // Keeps an eye on the processes of the ranks, given in rank order. A pid of 0 can't be watched.
   void watch(const std::vector<Identity>& ranks);
   // From now on calls are recorded there. To be asked before the first one.
-  void keep_records(std::shared_ptr<BlackBox> box, const std::string& group, const std::string& path);
+  void keep_records(std::shared_ptr<BlackBox> box, std::uint32_t group, const std::string& path);
   // From now on the deaths of its ranks, which are these of the job, are noted there and told. See PeerWatch.
   void watch_deaths(std::shared_ptr<BlackBox> box, const std::vector<int>& job_ranks, const std::string& folder);
   // Whether anything is to be kept that explains calls.

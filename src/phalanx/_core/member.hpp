@@ -51,8 +51,8 @@ struct Member {
   // Outlives the group: it can be read when the group was left.
   const std::shared_ptr<Statistics> statistics = std::make_shared<Statistics>();
   std::atomic<bool> left{false};
-  // Where calls are recorded, and this group's name there. Set before the first call; later, when the group is renamed,
-  // to the same box, into which entries of calls under way point. With the GIL held.
+  // Where calls are recorded, and the offset of this group there. Set before the first call; later, when the group is
+  // renamed, to the same box, into which entries of calls under way point. With the GIL held.
   std::shared_ptr<BlackBox> box;
   std::uint32_t box_group = 0;
   // Where the last call was made, and the text of that in the box. With the GIL held.

@@ -143,7 +143,10 @@ Messages::TicketPtr Messages::find_posted(int from, std::uint32_t tag) {
 void Messages::accept(int from, std::uint64_t number, const Envelope& envelope, const TicketPtr& ticket) {
   ticket->source.store(from, std::memory_order_relaxed);
   ticket->met = now_;
-  if (ticket->call.peer == kAnySource) first_source_ = (from + 1) % member_->size();
+  if (ticket->call.peer == kAnySource) {
+    first_source_ = (from + 1) % member_->size();
+    ticket->entry.came_from(from);
+  }
   if (envelope.dtype != static_cast<std::uint8_t>(ticket->call.dtype) ||
       envelope.unlisted_dtype != ticket->call.unlisted_dtype || envelope.count != ticket->call.count ||
       envelope.bytes != ticket->data.size) {

@@ -4,6 +4,7 @@
 // call after all; its text stays until the next one, because the call may turn out to be another one than peers expect.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -16,6 +17,9 @@ namespace phalanx {
 // In place of a peer or tag that was wrong itself.
 inline constexpr int kUnknownPeer = -2;
 inline constexpr std::int64_t kUnknownTag = -1;
+
+// A rank that has refused a call may take so long to make it after all before those who wait for it are told.
+inline constexpr std::chrono::milliseconds kRefusalGrace{250};
 
 // This rank's notes, and its view of those of its peers. Writing takes the GIL: one thread at a time.
 class RefusalNotes {

@@ -13,7 +13,7 @@
 
 namespace phalanx {
 
-// What became of a call; _native.py names the values.
+// What became of a call.
 enum class Result : int {
   finished = 0,
   failed = 1,      // Group::failure() says how
@@ -59,7 +59,7 @@ class Ticket {
   // By whoever holds the lane.
   void end(Result result, Clock::time_point now = Clock::now()) noexcept {
     // First: whoever sees the result may use the ticket again.
-    entry.end(result == Result::finished, now);
+    entry.end(result == Result::finished, now, last_arriver);
     result_.store(result, std::memory_order_release);
     const std::uint64_t token = token_.exchange(kEnded, std::memory_order_acq_rel);
     if (token != kNobody) completions().push(token);
@@ -73,6 +73,7 @@ class Ticket {
   // epoch: not yet.
   Clock::time_point began{};
   Clock::time_point met{};
+  std::int32_t last_arriver = kNoRank;  // the peer that came last, as far as it is known
   BoxEntry entry;
   bool asked = false;  // whoever is missing was asked where it is; by whoever holds the lane
 
@@ -83,6 +84,7 @@ class Ticket {
     token_.store(kNobody, std::memory_order_relaxed);
     seq.store(0, std::memory_order_relaxed);
     began = met = Clock::time_point();
+    last_arriver = kNoRank;
     entry = BoxEntry();
     asked = false;
   }

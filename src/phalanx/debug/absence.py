@@ -130,7 +130,7 @@ class _Awaited(NamedTuple):
     since_ns: int
 
     def is_that_of(self, record: Record) -> bool:
-        return self.seq == record.seq and not record.is_message and self.op not in ("send", "recv")
+        return self.seq == record.seq and not record.is_message and not _native.TRAITS[self.op].is_message
 
 
 def _own_call(asker: Asker, call: _Awaited) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx import _native
+from phalanx.debug.box_layout import Layout
 from phalanx.printable import printable
 from phalanx.transports.places import short_path
 
@@ -44,6 +45,12 @@ class GroupName:
     rank: int
     ranks: tuple[int, ...]
     identity: str = ""  # equal on all of its ranks, and on those of no other group; empty in boxes of version 1
+    place: str = ""  # where the ranks of a group that is being made meet
+
+    @property
+    def key(self) -> str:
+        """What tells it from other groups of the same name and ranks; empty where nothing does."""
+        return self.identity or self.place
 
     def rank_in_job(self, rank: int) -> int:
         return self.ranks[rank] if 0 <= rank < len(self.ranks) else rank
@@ -97,24 +104,28 @@ class Room:
 class Texts:
     """The texts of one box."""
 
-    def __init__(self, arena: bytes, world_size: int, room: Room) -> None:
+    def __init__(self, arena: bytes, group_layout: Layout | None, world_size: int, room: Room) -> None:
         self._arena = arena
+        # None: a group is one text.
+        self._group_layout = group_layout
         self._world_size = world_size
         self._room = room
-        self._groups: dict[int, GroupName] = {}
+        self._groups: dict[tuple[int, bool], GroupName] = {}
         self._locations: dict[int, Location | None] = {}
         self._num_members = _MOST_MEMBERS
         # Groups for which there was no room.
         self.num_left_out = 0
 
-    def group(self, offset: int) -> GroupName:
-        if offset not in self._groups:
+    def group(self, offset: int, *, is_making: bool) -> GroupName:
+        key = (offset, is_making)
+        if key not in self._groups:
             try:
-                self._groups[offset] = self._make_group(self._parts(offset, 4, 5))
+                parts = self._group_parts(offset) if self._group_layout else self._old_group_parts(offset, is_making)
+                self._groups[key] = self._make_group(*parts) if parts else _UNKNOWN
             except NoRoomError:
-                self._groups[offset] = _UNKNOWN
+                self._groups[key] = _UNKNOWN
                 self.num_left_out += 1
-        return self._groups[offset]
+        return self._groups[key]
 
     def location(self, offset: int) -> Location | None:
         if offset not in self._locations:
@@ -124,10 +135,30 @@ class Texts:
                 self._locations[offset] = None
         return self._locations[offset]
 
-    def _make_group(self, parts: list[str]) -> GroupName:
+    def _group_parts(self, offset: int) -> tuple[str, str, int, str, str, str] | None:
+        """None where there is no group."""
+        layout = self._group_layout
+        if layout is None or not 0 < offset <= len(self._arena) - layout.size:
+            return None
+        found = layout.unpack(self._arena, offset)
+        names = ("name", "description", "ranks", "identity", "place")
+        parts = [self._parts(found[name], 1) if found[name] else [""] for name in names]
+        if found["rank"] < 0 or not all(parts):
+            return None
+        name, desc, ranks, identity, place = (part[0] for part in parts)
+        return name, desc, found["rank"], ranks, identity, place
+
+    def _old_group_parts(self, offset: int, is_making: bool) -> tuple[str, str, int, str, str, str] | None:
+        """Of a text: name, description, rank, ranks, and the identity, or the place of the meeting."""
+        parts = self._parts(offset, 4, 5)
         if not parts:
-            return _UNKNOWN
-        ranks = self._room.ranks(parts[3])
+            return None
+        name, desc, rank, ranks, *more = parts
+        last = "".join(more)
+        return name, desc, _number(rank), ranks, *(("", last) if is_making else (last, ""))
+
+    def _make_group(self, name: str, desc: str, rank: int, ranks_text: str, identity: str, place: str) -> GroupName:
+        ranks = self._room.ranks(ranks_text)
         # A group whose ranks in the job nobody knows is taken for the first one.
         if ranks == () and self._world_size:
             ranks = self._room.ranks(f"0-{self._world_size - 1}")
@@ -136,8 +167,8 @@ class Texts:
         if len(ranks) > self._num_members:
             raise NoRoomError
         self._num_members -= len(ranks)
-        name, desc, identity = map(self._room.text, (parts[0], parts[1], "".join(parts[4:])))
-        return GroupName(name, desc, _number(parts[2]), ranks, identity)
+        name, desc, identity, place = map(self._room.text, (name, desc, identity, place))
+        return GroupName(name, desc, rank, ranks, identity, place)
 
     def _make_location(self, parts: list[str]) -> Location | None:
         if not parts:
@@ -149,7 +180,7 @@ class Texts:
         if not 0 < offset < len(self._arena) or self._arena[offset - 1]:
             return []
         end = self._arena.find(b"\0", offset, offset + _MOST_TEXT_BYTES)
-        parts = self._arena[offset:end].decode(errors="replace").split("\x1f") if end > offset else []
+        parts = self._arena[offset:end].decode(errors="replace").split(_native.BOX_DIVIDER) if end > offset else []
         return [printable(part) for part in parts] if len(parts) in nums else []
 
 

@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from phalanx import _native
 from phalanx.debug.fates import Fate, GroupFailure, failures_of, fates_of
 from phalanx.debug.job import Disagreement, Group, Member, Process, find_disagreement, groups_of
 from phalanx.debug.moments import as_of
@@ -31,8 +32,6 @@ __all__ = ["Absence", "Cause", "Circle", "End", "FirstFailure", "Hidden", "Wait"
 
 # A running process that waits no longer than this is no reason to worry.
 _PATIENCE_NS = 1_000_000_000
-# The others of these wait for the root alone, as long as it is not there.
-_ROOT_FIRST = ("broadcast", "scatter")
 
 
 @dataclass(slots=True, eq=False)
@@ -330,8 +329,10 @@ def _missing(members: dict[int, Member], member: Member, call: Record) -> list[M
     others = [
         other for other in members.values() if other is not member and other.reached < call.seq and not other.is_hidden
     ]
-    root = call.group.rank_in_job(call.peer)
-    if call.op in _ROOT_FIRST and any(other.rank == root for other in others):
+    root = call.group.rank_in_job(call.root)
+    # The others wait for the root alone, as long as it is not there.
+    waits_for_root = not call.is_making and call.traits.others_wait_for == _native.Peers.root
+    if waits_for_root and any(other.rank == root for other in others):
         return [members[root]]
     return [other for other in others if other.process] or others
 
@@ -340,9 +341,9 @@ def _may_answer(peer: Member, call: Record) -> bool:
     """Whether the peer has the other side of a message, not completed either, or its record was overwritten."""
     if peer.process is not None and peer.process.box.num_hidden:
         return True
-    op = "recv" if call.op == "send" else "send"
     return any(
-        record.op == op
+        record.is_message
+        and record.op != call.op
         and record.state != "completed"
         and record.tag == call.tag
         and record.peer in (NO_ROOT, call.group.rank)

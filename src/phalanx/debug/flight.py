@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from phalanx import _native
 from phalanx.debug.job import newest_group
 from phalanx.debug.records import Box, GroupName, Record
-from phalanx.types import DTYPE_CODES
 
 __all__ = ["PREFIX", "align", "dump", "encode", "file_name", "floors_of", "outline_of", "trace_of", "write"]
 
@@ -39,7 +39,7 @@ _VERSION = "2.10"
 _BACKEND = "gloo"
 # The analyzer shows no description where it reads this.
 _NO_DESCRIPTION = "undefined"
-_ITEM_BYTES = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in DTYPE_CODES}
+_ITEM_BYTES = {dtype.name: dtype.width for dtype in _native.DTYPES}
 # c10's names, where they are not ours with a capital letter.
 _C10_NAMES = {
     "uint8": "Byte",
@@ -92,7 +92,8 @@ def trace_of(box: Box, short: bool = False) -> Trace:
     trace: Trace = {"version": _VERSION, "pg_config": groups, "entries": entries}
     if not short:
         trace["phalanx"] = {
-            field: getattr(box, field) for field in ("rank", "world_size", "pid", "program", "ending", "num_begun")
+            field: getattr(box, field)
+            for field in ("rank", "world_size", "host", "pid", "program", "ending", "num_begun")
         }
     return trace
 
@@ -244,8 +245,14 @@ def _more(record: Record) -> dict[str, Any]:
         "retired": record.state in ("completed", "failed"),
         "failed": record.state == "failed",
         "reduce_op": record.reduce_op,
-        "peer": record.peer,
+        "root": record.root,
+        # Readers of traces know the root of a collective by this key, too.
+        "peer": record.peer if record.is_message else record.root,
+        "sender": record.sender,
+        "last_arriver": record.last_arriver,
         "tag": record.tag,
+        "device": record.device,
+        "engine": record.engine,
         "bytes_in": record.bytes_in,
         "bytes_out": record.bytes_out,
         "sizes": list(record.sizes),

@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from phalanx import _native
 from phalanx.debug.bases import Base, bases, remake_job, unlink_job
-from phalanx.debug.box_layout import HEADER
+from phalanx.debug.box_layout import FORMATS
 from phalanx.debug.job_folder import LOCK, JobFolder, try_lock
 from phalanx.debug.records import ENDED_WELL, RUNNING, read_header
 from phalanx.log import logger
@@ -39,8 +40,6 @@ _MOST_KEPT_BYTES = 256 * 1024 * 1024
 _AGE = 60.0
 # Seconds that a process waits for others that end at the same time, and between two looks.
 _PATIENCE, _PAUSE = 1.0, 0.001
-# The ending in a box, as in _core/black_box.hpp.
-_RUNNING, _WELL, _FAILED = range(3)
 # How often a folder that vanishes while it is joined is made again.
 _MOST_TRIES = 10
 
@@ -142,7 +141,7 @@ class Membership:
             if not folder.names(self.box.name):
                 with self.made_box() as handle:
                     move(handle)
-            _mark(folder, self.box.name, _RUNNING, before=ENDED_WELL)
+            _mark(folder, self.box.name, _native.BOX_RUNNING, before=ENDED_WELL)
 
     def open(self) -> JobFolder:
         """The same folder, and no other that has come in its place."""
@@ -176,7 +175,7 @@ class Membership:
             return
         try:
             with self.open() as folder:
-                _mark(folder, self.box.name, _FAILED if box_failed else _WELL)
+                _mark(folder, self.box.name, _native.BOX_FAILED if box_failed else _native.BOX_ENDED_WELL)
                 with _one_by_one(folder):
                     if try_lock(lock, fcntl.LOCK_EX) and _all_ended_well(folder):
                         _remove(folder)
@@ -219,8 +218,9 @@ def _identity_of(handle: int) -> tuple[int, int]:
 
 def _mark(folder: JobFolder, name: str, ending: int, before: str = RUNNING) -> None:
     with contextlib.suppress(FileNotFoundError, ValueError), folder.open(name, os.O_RDWR) as file:
-        if read_header(file).ending == before:
-            offset, code = HEADER.places["ending"]
+        header = read_header(file)
+        if header.ending == before:
+            offset, code = FORMATS[header.version].header.places["ending"]
             os.pwrite(file.handle, struct.pack(f"<{code}", ending), offset)
 
 

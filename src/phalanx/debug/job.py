@@ -29,8 +29,6 @@ _Key = tuple[str, tuple[int, ...]] | str
 
 # Of all groups together: a damaged box may name any number of groups of any ranks.
 _MOST_MEMBERS = 250_000
-# Ops whose lists of tensors all ranks must cut alike.
-_CUT_ALIKE = ("all_reduce", "broadcast", "reduce", "reduce_scatter")
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +106,7 @@ class Group:
     name: str
     desc: str
     members: list[Member]
-    identity: str = ""
+    identity: str = ""  # of one that is being made, the place where its ranks meet
     is_making: bool = False  # it has not been made: its records are those of its making
     # Of several groups of one name and the same ranks, which one this is, in the order of their first calls.
     number: int = 1
@@ -217,12 +215,12 @@ def groups_of(processes: Sequence[Process]) -> list[Group]:
     groups = []
     for key, members in found.items():
         ordered = [members[rank] for rank in sorted(members)]
-        if not names[key].identity:
+        if not names[key].key:
             _keep_newest(ordered)
         for member in ordered:
             member.look()
         is_making = any(record.is_making for member in ordered for record in member.records)
-        groups.append(Group(names[key].name, names[key].desc, ordered, names[key].identity, is_making))
+        groups.append(Group(names[key].name, names[key].desc, ordered, names[key].key, is_making))
     groups = sorted((group for group in groups if group.has_records), key=lambda group: group.first_ns)
     seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for group in groups:
@@ -247,10 +245,10 @@ def _open_makings(processes: Sequence[Process]) -> dict[int, list[Record]]:
     met: dict[str, int] = {}
     for record in all_makings:
         if record.state == "completed":
-            place = record.group.identity
+            place = record.group.place
             met[place] = max(met.get(place, 0), record.created_ns)
     return {
-        id(process): [each for each in process.box.makings if each.created_ns > met.get(each.group.identity, 0)]
+        id(process): [each for each in process.box.makings if each.created_ns > met.get(each.group.place, 0)]
         for process in processes
     }
 
@@ -265,7 +263,7 @@ def _records_by_group(records: Sequence[Record]) -> dict[_Key, tuple[GroupName, 
         if id(group) not in lists:
             if group.rank < 0:
                 continue
-            key = group.identity or (group.name, group.ranks)
+            key = group.key or (group.name, group.ranks)
             lists[id(group)] = found.setdefault(key, (group, []))[1]
             found[key] = (group, lists[id(group)])
         lists[id(group)].append(record)
@@ -307,8 +305,18 @@ def find_disagreement(group: Group) -> Disagreement | None:
 
 
 def _signature(record: Record) -> tuple[object, ...]:
-    cut = record.sizes if record.is_list and record.op in _CUT_ALIKE else None
-    return record.op, record.reduce_op, record.peer, record.dtype, record.count, cut
+    dtype = (record.dtype, record.unlisted_dtype)
+    return record.op, record.reduce_op, record.root, dtype, record.count, _cut(record)
+
+
+def _cut(record: Record) -> tuple[int, ...] | None:
+    """How a list of tensors is cut, where all ranks must cut it alike: where elements of several ranks are combined, or
+    copied to all."""
+    if not record.is_list or record.is_making:
+        return None
+    op = record.traits
+    is_alike = op.reduces or (op.rooted and op.shared_result)
+    return record.sizes if is_alike else None
 
 
 def _keep_newest(members: Sequence[Member]) -> None:

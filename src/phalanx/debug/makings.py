@@ -13,12 +13,10 @@ from phalanx import _native
 from phalanx.debug.own_box import OwnBox
 from phalanx.errors import CallTimeout, PeerLost, PhalanxError
 from phalanx.transports.identities import Identity
-from phalanx.transports.recording import group_text
-from phalanx.types import NO_ROOT, GroupInfo
+from phalanx.transports.recording import remember_group
+from phalanx.types import GroupInfo
 
 __all__ = ["Makings"]
-
-_NO_FAILURE = 0
 
 
 @dataclass
@@ -93,11 +91,7 @@ def _watch(own: OwnBox, box: _native.BlackBox, info: GroupInfo, rank: int, ident
 
 
 def _record(box: _native.BlackBox, info: GroupInfo, making: _Making) -> int:
-    group = box.remember(group_text(info, making.place))
-    record = box.begin_making(group, making.timeout)
-    box.number(record, making.number)
-    box.start(record)
-    return record
+    return box.begin_making(remember_group(box, info, place=making.place), making.number, making.timeout)
 
 
 def _reason(error: BaseException, making: _Making) -> tuple[int, int]:
@@ -107,5 +101,5 @@ def _reason(error: BaseException, making: _Making) -> tuple[int, int]:
         peer = None if identity is None else _native.Peer.watch(*identity)
         return _native.FAILURE_LOST if peer is not None and peer.dead else _native.FAILURE_LEFT, error.peer
     if isinstance(error, CallTimeout):
-        return _native.FAILURE_TIMEOUT, NO_ROOT
-    return (_native.FAILURE_MISMATCH if isinstance(error, PhalanxError) else _NO_FAILURE), NO_ROOT
+        return _native.FAILURE_TIMEOUT, _native.NO_RANK
+    return (_native.FAILURE_MISMATCH if isinstance(error, PhalanxError) else _native.FAILURE_NONE), _native.NO_RANK

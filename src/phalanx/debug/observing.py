@@ -30,7 +30,7 @@ from phalanx.transports import limits
 from phalanx.transports.hooks import Observer, observe
 from phalanx.transports.identities import NOBODY, Identity
 from phalanx.transports.levels import logs_creation
-from phalanx.transports.recording import group_text
+from phalanx.transports.recording import remember_group
 from phalanx.transports.refusals import Refusal, awaited_refusals
 from phalanx.transports.reports import describe_awaited_refusals, describe_shapes
 from phalanx.transports.shm import ShmTransport
@@ -171,7 +171,7 @@ class _Watching(Observer):
         box = own.make(info, folder)
         self._number(transport, info)
         if box is not None:
-            group.keep_records(box, group_text(info, group.identity), own.path)
+            group.keep_records(box, remember_group(box, info, identity=group.identity), own.path)
         # As of now: tests change it.
         _native.set_slow(slow_seconds(), self.tell_slow, self.tell_refused)
         if box is not None and not self._seen:
@@ -225,7 +225,8 @@ class _Watching(Observer):
         # One that was made without a black box stays without.
         recorded = any(seen.is_recorded and seen.transport() is transport for seen in list(self._seen.values()))
         if group is not None and own.box is not None and recorded:
-            group.keep_records(own.box, group_text(info, group.identity), own.path)
+            known = remember_group(own.box, info, identity=group.identity)
+            group.keep_records(own.box, known, own.path)
 
     @_harmless(_nothing)
     def leaving(self, transport: ShmTransport) -> None:
@@ -415,7 +416,7 @@ def _log_creation(info: GroupInfo, group: _native.Group, path: str) -> None:
         logger.addHandler(logging.StreamHandler())
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
-    level = ("off", "on", "full")[group.check]
+    level = {_native.CHECK_OFF: "off", _native.CHECK_ON: "on", _native.CHECK_FULL: "full"}[group.check]
     logger.info(
         "group %r was made: rank %d of %d, checks %s, black box %s",
         info.name,

@@ -30,8 +30,6 @@ __all__ = ["OwnBox", "num_calls", "own_box"]
 _VARIABLE = "PHALANX_BLACK_BOX"
 _NUM_CALLS = 2000
 _MOST_CALLS = 10_000_000
-# What a process says of its end, as in _core/black_box.hpp.
-_EXIT, _EXCEPTION, _CONSEQUENCE = 1, 2, 3
 
 
 class OwnBox:
@@ -192,8 +190,8 @@ class OwnBox:
         if self.box is not None:
             # What came before is written down before.
             _native.look_for_deaths()
-            how = (_CONSEQUENCE if is_consequence else _EXCEPTION) if exception else _EXIT
-            self.box.say_end(how, exception, ns or time.monotonic_ns())
+            raised = _native.ENDING_CONSEQUENCE if is_consequence else _native.ENDING_EXCEPTION
+            self.box.say_end(raised if exception else _native.ENDING_EXIT, exception, ns or time.monotonic_ns())
 
     def read(self, most: int | None = None) -> Box | None:
         """With its newest records only, where `most` says how many."""

@@ -176,10 +176,13 @@ class JoinedGroup(TorchProcessGroup):
 
     def _set_group_desc(self, desc: str) -> None:
         self._desc = desc
+        if not desc or desc == "undefined":
+            return
+        self._info.desc = desc
         # Errors name groups as people do; torch's names are numbers.
-        if desc and desc != "undefined" and not self._keeps_name:
+        if not self._keeps_name:
             self._info.name = desc
-            self._group.renamed()
+        self._group.renamed()
 
     def getGroupName(self) -> str:
         return self._name

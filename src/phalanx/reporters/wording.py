@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from phalanx._native import NO_RANK
 from phalanx.debug.fates import Fate
 from phalanx.debug.job import Group, Process
 from phalanx.debug.records import DIED, RUNNING, Record
 from phalanx.transports.signatures import describe_sizes, elements
-from phalanx.types import NO_ROOT, describe_ranks
+from phalanx.types import describe_ranks
 
 __all__ = [
     "Clock",
@@ -94,7 +95,7 @@ def processes_text(processes: Sequence[Process]) -> str:
     ranks = [process.box.rank for process in processes]
     pids = ", ".join(str(process.box.pid) for process in processes)
     pids = f"pid {pids}" if len(processes) == 1 else f"pids {pids}"
-    if NO_ROOT in ranks:
+    if NO_RANK in ranks:
         return f"the process without a rank ({pids})"
     return f"{ranks_text(ranks)} ({pids})" if len(processes) <= _MOST_LISTED else ranks_text(ranks)
 
@@ -124,8 +125,8 @@ def signature_text(call: Record) -> str:
         parts.append(call.reduce_op)
     if call.is_message:
         parts.append(f"tag {call.tag}")
-    elif call.peer != NO_ROOT:
-        parts.append(f"root {call.group.rank_in_job(call.peer)}")
+    elif call.root != NO_RANK:
+        parts.append(f"root {call.group.rank_in_job(call.root)}")
     if call.op != "barrier" and not call.is_making:
         number = elements(call.count) if call.count >= 0 else "elements"
         parts.append(number + (f" of {call.dtype}" if call.dtype else ""))

@@ -26,18 +26,17 @@ __all__ = ["CLOSED", "EXITING", "NOT_LEFT", "Meeting"]
 # Copies what was sent to where it is received.
 Deliver = Callable[[torch.Tensor, torch.Tensor], None]
 
-NOT_LEFT, CLOSED, EXITING = 0, 1, _native.LEAVING_EXITING
+NOT_LEFT, CLOSED, EXITING = _native.LEAVING_NO, _native.LEAVING_CLOSED, _native.LEAVING_EXITING
 _FINISHED, _PENDING = _native.FINISHED, _native.PENDING
 _FAILED, _WAS_BROKEN, _LEFT = _native.FAILED, _native.WAS_BROKEN, _native.LEFT
 _ANY_SOURCE = _native.ANY_SOURCE
 _NOBODY = -1
 # As between processes: what fits into an envelope is sent when it is handed over, as long as there are envelopes.
-_INLINE_BYTES = 1984
-_ENVELOPES = 16
+_INLINE_BYTES, _ENVELOPES = _native.INLINE_BYTES, _native.ENVELOPES
 # Likewise: seconds that a report of a mismatch waits for ranks that have not made the call yet.
-_GRACE = 0.05
+_GRACE = _native.MISMATCH_GRACE
 # Likewise: seconds that a rank may take to make a call after all that it has refused.
-_REFUSAL_GRACE = 0.25
+_REFUSAL_GRACE = _native.REFUSAL_GRACE
 _identities = itertools.count(1)
 
 
@@ -218,8 +217,9 @@ class Meeting:
             self._disagree(seq, splits)
             return
         now = self.scheduler.now()
+        last = next(reversed(tickets))
         for ticket in tickets.values():
-            ticket.met = now
+            ticket.met, ticket.last_arriver = now, last
         try:
             carry_out(calls)
         except Exception as error:

@@ -9,14 +9,18 @@ from phalanx import _native
 from phalanx.transports.tickets import Ticket
 from phalanx.types import Blocks, GroupInfo
 
-__all__ = ["Recorder", "group_text"]
-
-_DIVIDER = "\x1f"
+__all__ = ["Recorder", "remember_group"]
 
 
-def group_text(info: GroupInfo, identity: str) -> str:
-    """A group as a black box knows it (_core/black_box.hpp). No other group of the job has this identity."""
-    return _DIVIDER.join([info.name, "", str(info.rank), _runs_of(info.job_ranks), identity])
+def remember_group(box: _native.BlackBox, info: GroupInfo, *, identity: str = "", place: str = "") -> int:
+    """The group in the box, for its records.
+
+    No other group of the job has this identity. A group that is being made has none yet, and a place where its ranks
+    meet.
+    """
+    return box.remember_group(
+        info.name, info.rank, _runs_of(info.job_ranks), description=info.desc, identity=identity, place=place
+    )
 
 
 def _runs_of(ranks: Iterable[int]) -> str:
@@ -37,15 +41,17 @@ class Recorder:
         self._box = box
         self._info = info
         self._identity = identity
-        self._name = ""
+        # Its name and description, and how the box knows it.
+        self._texts = ("", "")
         self._group = 0
 
     def record(self, ticket: Ticket, timeout: float) -> None:
         """Of a ticket that has its seq and has not been handed over."""
         # torch tells a group its name after it was made.
-        if self._name != self._info.name:
-            self._name = self._info.name
-            self._group = self._box.remember(group_text(self._info, self._identity))
+        texts = (self._info.name, self._info.desc)
+        if self._texts != texts:
+            self._texts = texts
+            self._group = remember_group(self._box, self._info, identity=self._identity)
         call = ticket.call
         sent, received = (_bytes_of(call.inputs), _bytes_of(call.outputs)) if call is not None else _moved(ticket)
         number = self._box.begin(
@@ -53,7 +59,12 @@ class Recorder:
         )
         self._box.number(number, ticket.seq)
         self._box.start(number)
-        ticket.on_end = partial(self._box.end, number)
+        ticket.on_end = partial(self._end, ticket, number)
+
+    def _end(self, ticket: Ticket, number: int, well: bool) -> None:
+        if ticket.call is None and ticket.peer == _native.ANY_SOURCE and ticket.source != _native.NO_RANK:
+            self._box.came_from(number, ticket.source)
+        self._box.end(number, well, ticket.last_arriver)
 
 
 def _moved(ticket: Ticket) -> tuple[int, int]:

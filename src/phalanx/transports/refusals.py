@@ -17,8 +17,8 @@ __all__ = ["HasRefusals", "Refusal", "Refusals", "awaited_refusals", "open_refus
 
 _DIVIDER = "\x1f"
 _NO_SEQ = 0
-# In place of a peer or tag that was wrong itself, as in _core/refusal_notes.hpp.
-_UNKNOWN_PEER, _UNKNOWN_TAG = -2, -1
+# In place of a peer or tag that was wrong itself.
+_UNKNOWN_PEER, _UNKNOWN_TAG = _native.UNKNOWN_PEER, _native.UNKNOWN_TAG
 # Bytes: a note has room for 1007, and one that is cut is no note.
 _MOST_WHERE, _MOST_MESSAGE, _MOST_HINT = 160, 480, 240
 _CUT = "..."

@@ -39,6 +39,7 @@ class Ticket:
         "call",
         "callbacks",
         "counts",
+        "last_arriver",
         "made",
         "meeting",
         "met",
@@ -64,6 +65,7 @@ class Ticket:
         self.seq = 0
         self.result = _native.PENDING
         self.source = -1
+        self.last_arriver = _native.NO_RANK  # of a collective for which all have come
         self.callbacks: list[Callable[[], None]] | None = None
         # Told whether it ended well.
         self.on_end: Callable[[bool], None] | None = None
