@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,14 +15,19 @@ class Pools:
         self._factory = factory
         self._transport = transport
         self._pool: Pool | ThreadsPool | None = None
+        # One for all workers of a test run.
+        base = factory.getbasetemp()
+        self._answers = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "answers"
+        self._answers.mkdir(exist_ok=True)
 
     def get(self, world_size: int) -> Pool | ThreadsPool:
         if self._pool is None or self._pool.world_size != world_size or not self._pool.usable:
             self.close()
             folder = self._factory.mktemp(f"world{world_size}-")
-            self._pool = (
-                ThreadsPool(world_size, folder) if self._transport == "threads" else Pool(world_size, "phalanx", folder)
-            )
+            if self._transport == "threads":
+                self._pool = ThreadsPool(world_size, folder, self._answers)
+            else:
+                self._pool = Pool(world_size, "phalanx", folder, self._answers)
         return self._pool
 
     def close(self) -> None:

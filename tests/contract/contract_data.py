@@ -6,6 +6,7 @@ The same (dtype, lane, seed) gives the same values in every process, so that eac
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from phalanx.types import DTYPE_CODES
 
-__all__ = ["ARRANGEMENTS", "UNCOMMON", "arrange", "difference", "values"]
+__all__ = ["ARRANGEMENTS", "UNCOMMON", "arrange", "difference", "fingerprint", "values"]
 
 # Dtypes that only move. Torch can't even copy the integers of less than a byte.
 UNCOMMON = (torch.float8_e8m0fnu, torch.bits8, torch.bits16, torch.float4_e2m1fn_x2, torch.int4, torch.uint1)
@@ -66,6 +67,18 @@ def difference(got: Tensor, expected: Tensor, *, nan_is_nan: bool) -> str | None
     return (
         f"{int(different.sum())} of {got.numel()} values, first {i}: expected {_show(expected[i])}, got {_show(got[i])}"
     )
+
+
+def fingerprint(tensor: Tensor, *, nan_is_nan: bool) -> bytes:
+    """Equal for two tensors if `difference` finds none between them."""
+    flat = _parts(tensor)
+    data, digest = _bytes(flat), hashlib.blake2b(digest_size=16)
+    if nan_is_nan and flat.is_floating_point():
+        nans = flat.double().isnan()
+        data = data.masked_fill(nans[:, None], 0)
+        digest.update(nans.numpy())
+    digest.update(data.numpy())
+    return digest.digest()
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from phalanx.types import DTYPE_CODES
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Pool]:
-    pool = Pool(2, None, tmp_path)
+    pool = Pool(2, None, tmp_path, tmp_path)
     yield pool
     pool.close()
 
@@ -84,7 +84,7 @@ def test_a_rank_that_raises_is_named(pool: Pool) -> None:
 
 
 def test_closing_ends_the_processes(tmp_path: Path) -> None:
-    pool = Pool(2, None, tmp_path)
+    pool = Pool(2, None, tmp_path, tmp_path)
     pids = pool.run(pid_of, "world of 2")
     pool.close()
     for pid in pids:

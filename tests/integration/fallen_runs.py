@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -25,6 +24,8 @@ from typing import Any
 import torch
 from fallen_jobs import JOBS, SIZE, Job, Rank
 from ranks import until
+
+from forking import context
 
 
 def be_rank(rank: int, folder: Path, body: Callable[[Rank], None]) -> None:
@@ -134,7 +135,6 @@ class Run:
 @contextlib.contextmanager
 def running(jobs: list[Job], folder: Path, *, has_launcher: bool) -> Iterator[list[Run]]:
     """All at once."""
-    context = multiprocessing.get_context("forkserver")
     runs: list[Run] = []
     try:
         for number, job in enumerate(jobs):
