@@ -1,10 +1,11 @@
-"""For all tests: jobs that fail on purpose leave their black boxes in a folder that goes with the run."""
+"""For all tests: the server that forks processes, and the folder in which jobs that fail leave their black boxes."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 
 _OWN = os.getpid()
@@ -19,3 +20,9 @@ def _remove(folder: str) -> None:
 if "PHALANX_FOLDER" not in os.environ:
     os.environ["PHALANX_FOLDER"] = tempfile.mkdtemp(prefix="phalanx-tests-")
     atexit.register(_remove, os.environ["PHALANX_FOLDER"])
+
+
+def pytest_collection_finish() -> None:
+    # Collecting tests has imported it if one of them may fork.
+    if "forking" in sys.modules:
+        sys.modules["forking"].start_server()

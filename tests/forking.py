@@ -2,8 +2,8 @@
 
 A fresh interpreter takes two seconds to import torch, a forked process has it at once. multiprocessing has one such
 server per process: rank processes of ranks.py and contract_pool.py, programs of programs.py and the workers of
-`phalanx.testing` come from the same one. It is started when the first of them is imported, so that it loads torch while
-pytest collects tests.
+`phalanx.testing` come from the same one. conftest.py starts it before the first test if one of them may need it, so
+that what is loaded does not depend on which one comes first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.forkserver
 
-__all__ = ["context", "share_server"]
+__all__ = ["context", "share_server", "start_server"]
 
 _PRELOADED = [
     "pytest",
@@ -29,10 +29,11 @@ _PRELOADED = [
 
 context = multiprocessing.get_context("forkserver")
 _server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
-# A process that was forked from the server holds the end of a pipe that keeps it alive.
-if _server._forkserver_alive_fd is None:
+
+
+def start_server() -> None:
     context.set_forkserver_preload(_PRELOADED)
-    multiprocessing.forkserver.ensure_running()
+    _server.ensure_running()
 
 
 def share_server() -> None:

@@ -25,7 +25,7 @@ import torch
 from fallen_jobs import JOBS, SIZE, Job, Rank
 from ranks import until
 
-from forking import context
+import forking
 
 
 def be_rank(rank: int, folder: Path, body: Callable[[Rank], None]) -> None:
@@ -140,7 +140,7 @@ def running(jobs: list[Job], folder: Path, *, has_launcher: bool) -> Iterator[li
         for number, job in enumerate(jobs):
             place = folder / f"{number}-{job.name}"
             place.mkdir(parents=True)
-            runs.append(Run(context, job, place, has_launcher=has_launcher))
+            runs.append(Run(forking.context, job, place, has_launcher=has_launcher))
         yield runs
     finally:
         for run in runs:
@@ -159,7 +159,7 @@ class TorchrunRun:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(Path(forking.__file__).parent)},
             )
 
     def end(self, deadline: float) -> None:
