@@ -1,4 +1,4 @@
-"""For all tests: the server that forks processes, and the folder in which jobs that fail leave their black boxes."""
+"""For all tests: how they are spread, the server that forks processes, the folder in which jobs leave black boxes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import os
 import shutil
 import sys
 import tempfile
+
+import pytest
+
+from spreading import Spreading, place
 
 _OWN = os.getpid()
 
@@ -20,6 +24,17 @@ def _remove(folder: str) -> None:
 if "PHALANX_FOLDER" not in os.environ:
     os.environ["PHALANX_FOLDER"] = tempfile.mkdtemp(prefix="phalanx-tests-")
     atexit.register(_remove, os.environ["PHALANX_FOLDER"])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: place(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Spreading:
+    return Spreading(config, log)
 
 
 def pytest_collection_finish() -> None:
