@@ -20,6 +20,7 @@ __all__ = ["ARRANGEMENTS", "UNCOMMON", "arrange", "difference", "fingerprint", "
 UNCOMMON = (torch.float8_e8m0fnu, torch.bits8, torch.bits16, torch.float4_e2m1fn_x2, torch.int4, torch.uint1)
 ARRANGEMENTS = ("flat", "matrix", "transposed", "strided", "shifted")
 _PERIOD = 4099  # a prime, so that shifted copies do not line up
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
@@ -74,9 +75,10 @@ def fingerprint(tensor: Tensor, *, nan_is_nan: bool) -> bytes:
     flat = _parts(tensor)
     data, digest = _bytes(flat), hashlib.blake2b(digest_size=16)
     if nan_is_nan and flat.is_floating_point():
-        nans = flat.double().isnan()
-        data = data.masked_fill(nans[:, None], 0)
-        digest.update(nans.numpy())
+        nans = (flat if flat.dtype.itemsize > 1 else flat.float()).isnan()
+        if nans.any():
+            data = flat.contiguous().view(_INTEGERS[flat.dtype.itemsize]).masked_fill(nans, 0)
+            digest.update(nans.numpy())
     digest.update(data.numpy())
     return digest.digest()
 
