@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.forkserver
+from typing import Any
 
 __all__ = ["context", "share_server", "start_server"]
 
@@ -28,7 +29,7 @@ _PRELOADED = [
 ]
 
 context = multiprocessing.get_context("forkserver")
-_server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+_server: Any = multiprocessing.forkserver._forkserver
 
 
 def start_server() -> None:

@@ -25,6 +25,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.multiprocessing
@@ -33,6 +34,8 @@ from forking import context, share_server
 
 __all__ = ["run", "run_pytest"]
 
+# Whose functions have no types.
+torch_multiprocessing: Any = torch.multiprocessing
 _HERE = Path(__file__).parent
 
 
@@ -90,7 +93,7 @@ def _be_program(words: list[str], folder: Path, env: dict[str, str], output: Pat
     os.environ.update(env)
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    torch.multiprocessing.spawn = _spawn
+    torch_multiprocessing.spawn = _spawn
     share_server()
     _end_as_program(lambda: _PROGRAMS[words[0]](words))
 
@@ -98,7 +101,7 @@ def _be_program(words: list[str], folder: Path, env: dict[str, str], output: Pat
 def _spawn(
     function: Callable[..., object], args: tuple[object, ...] = (), nprocs: int = 1, join: bool = True
 ) -> object:
-    return torch.multiprocessing.start_processes(function, args, nprocs, join, start_method="fork")
+    return torch_multiprocessing.start_processes(function, args, nprocs, join, start_method="fork")
 
 
 def _end_as_program(main: Callable[[], object]) -> None:
@@ -164,7 +167,7 @@ def _torchrun(words: list[str]) -> None:
     from torch.distributed.launcher.api import elastic_launch
 
     sys.argv = words
-    args = torchrun.parse_args(words[1:])
+    args = torchrun.parse_args(words[1:])  # type: ignore[no-untyped-call]
     if args.standalone:
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", os.urandom(8).hex()
     config, _, _ = torchrun.config_from_args(args)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 __all__ = ["Spreading", "place"]
 
@@ -59,12 +59,12 @@ def place(nodeid: str) -> int:
     return _PLACES.get(part_of(nodeid), len(_PLACES))
 
 
-class Spreading(LoadScopeScheduling):
+class Spreading(LoadScopeScheduling):  # type: ignore[misc]
     """Gives out the parts in the order in which they come; a worker that has finished one gets the next one."""
 
     def __init__(self, config: pytest.Config, log: object) -> None:
         config.option.loadscopereorder = False
-        super().__init__(config, log)  # type: ignore[arg-type]
+        super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
         return part_of(nodeid)

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from contract_pool import GROUPS, Pool, ThreadsPool
+
+# What `make check` runs of this folder.
+_SLICE = {"transport": "shm", "group": "world of 2"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("PHALANX_CONTRACT") != "slice":
+        return
+    left_out = [item for item in items if Path(__file__).parent in item.path.parents and not _is_in_slice(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _is_in_slice(item: pytest.Item) -> bool:
+    call = getattr(item, "callspec", None)
+    given = {} if call is None else {name: call.params.get(name) for name in _SLICE}
+    return given == _SLICE and item.get_closest_marker("slow") is None
 
 
 class Pools:

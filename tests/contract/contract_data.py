@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,15 @@ from phalanx.types import DTYPE_CODES
 __all__ = ["ARRANGEMENTS", "UNCOMMON", "arrange", "difference", "fingerprint", "values"]
 
 # Dtypes that only move. Torch can't even copy the integers of less than a byte.
-UNCOMMON = (torch.float8_e8m0fnu, torch.bits8, torch.bits16, torch.float4_e2m1fn_x2, torch.int4, torch.uint1)
+_types: Any = torch
+UNCOMMON: tuple[torch.dtype, ...] = (
+    torch.float8_e8m0fnu,
+    torch.bits8,
+    torch.bits16,
+    torch.float4_e2m1fn_x2,
+    _types.int4,
+    _types.uint1,
+)
 ARRANGEMENTS = ("flat", "matrix", "transposed", "strided", "shifted")
 _PERIOD = 4099  # a prime, so that shifted copies do not line up
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -78,8 +87,8 @@ def fingerprint(tensor: Tensor, *, nan_is_nan: bool) -> bytes:
         nans = (flat if flat.dtype.itemsize > 1 else flat.float()).isnan()
         if nans.any():
             data = flat.contiguous().view(_INTEGERS[flat.dtype.itemsize]).masked_fill(nans, 0)
-            digest.update(nans.numpy())
-    digest.update(data.numpy())
+            digest.update(_buffer(nans))
+    digest.update(_buffer(data))
     return digest.digest()
 
 
@@ -120,6 +129,10 @@ def _parts(tensor: Tensor) -> Tensor:
 def _bytes(flat: Tensor) -> Tensor:
     dense = flat.contiguous().as_strided((flat.numel(),), (1,))
     return dense.view(torch.uint8).view(flat.numel(), flat.dtype.itemsize)
+
+
+def _buffer(dense: Tensor) -> Any:
+    return dense.numpy()
 
 
 def _show(element: Tensor) -> str:

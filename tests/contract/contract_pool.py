@@ -156,10 +156,10 @@ class Pool:
             if not ready:
                 problems = [f"rank {rank} did not answer: {self._last_words(rank)}" for rank in waited.values()]
                 problems += [f"rank {rank} had answered: {answer}" for rank, answer in results.items() if answer]
-            for pipe in ready:
-                rank = waited[pipe]  # type: ignore[index]
+            for pipe in [pipe for pipe in waited if pipe in ready]:
+                rank = waited[pipe]
                 try:
-                    good, results[rank] = pipe.recv()  # type: ignore[union-attr]
+                    good, results[rank] = pipe.recv()
                 except (EOFError, ConnectionResetError):
                     self._processes[rank].join(timeout=10)
                     code = self._processes[rank].exitcode

@@ -129,7 +129,8 @@ def test_one_bit_makes_a_difference() -> None:
 
 def test_zeros_differ_by_sign_and_nans_are_one() -> None:
     assert difference(torch.tensor([0.0]), torch.tensor([-0.0]), nan_is_nan=True)
-    one_nan, other_nan = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32).split(1)
+    nans = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
+    one_nan, other_nan = nans[:1], nans[1:]
     assert difference(one_nan, other_nan, nan_is_nan=True) is None
     assert difference(one_nan, other_nan, nan_is_nan=False)
     assert difference(torch.tensor([complex(math.nan, 1.0)]), torch.tensor([complex(math.nan, 2.0)]), nan_is_nan=True)

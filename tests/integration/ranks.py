@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from forking import context
 
@@ -200,8 +201,8 @@ class Here:
     def end(self, end: End) -> None:
         self._pipe.send(("end", end))
 
-    def store(self, name: str = "store") -> dist.Store:
-        return dist.FileStore(os.fspath(self.folder / name), self.size)
+    def store(self, name: str = "store") -> Store:
+        return FileStore(os.fspath(self.folder / name), self.size)
 
     def init(self, timeout: float = 30) -> None:
         dist.init_process_group(
