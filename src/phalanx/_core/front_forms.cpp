@@ -665,8 +665,8 @@ void bind_forms(nb::module_& module) {
       .def_ro("other", &Problem::other)
       .def_ro("expected", &Problem::expected)
       .def_ro("actual", &Problem::actual)
-      .def_ro("got", &Problem::got)
-      .def_ro("like", &Problem::like);
+      .def_prop_ro("got", [](const Problem& self) { return self.got; }, nb::sig("def got(self) -> typing.Any"))
+      .def_prop_ro("like", [](const Problem& self) { return self.like; }, nb::sig("def like(self) -> typing.Any"));
   module.def(
       "set_memory_look",
       [](nb::object overlaps_itself, nb::object find_shared) {

@@ -552,6 +552,7 @@ void bind_front_method(nb::module_& module) {
         self.object.reset();
       });
   module.def("front_method", &make_method, "name"_a, "fallback"_a,
+             nb::sig("def front_method(name: str, fallback: object) -> typing.Any"),
              "A method of a group that carries out plain calls itself, and leaves others to `fallback`.");
   module.def(
       "set_hooks",
