@@ -1,4 +1,4 @@
-"""Runs all benchmarks: importing, memory, making groups, calls of all kinds, DDP, tests in one process, explaining."""
+"""Runs all benchmarks: importing, memory, groups, calls, DDP, tests in one process, explaining, an older version."""
 
 import sys
 
@@ -6,6 +6,7 @@ import asynchronous
 import collectives
 import ddp
 import explaining
+import front
 import import_time
 import in_flight
 import making_groups
@@ -13,6 +14,7 @@ import memory
 import messages
 import methods
 import one_process
+import versions
 from harness import main
 
 MODULES = (
@@ -22,11 +24,13 @@ MODULES = (
     collectives,
     messages,
     methods,
+    front,
     asynchronous,
     in_flight,
     ddp,
     one_process,
     explaining,
+    versions,
 )
 
 if __name__ == "__main__":

@@ -147,7 +147,8 @@ nb::object describe_call(Form form, int rank, int size, nb::object output, nb::o
 nb::object check_tensors(const std::string& name, nb::object tensors, std::int64_t num) {
   TensorReader reader(Unknown::look_closer);
   try {
-    check_list(reader, tensors, name.c_str(), num);
+    Views found;
+    read_several(reader, found, tensors, name.c_str(), false, num);
     return nb::none();
   } catch (Problem& problem) {
     return nb::cast(std::move(problem));
@@ -158,7 +159,7 @@ nb::object check_tensors(const std::string& name, nb::object tensors, std::int64
 nb::object check_tensor(const std::string& name, nb::object tensor, bool written) {
   TensorReader reader(Unknown::look_closer);
   try {
-    return nb::int_(check_one(reader, tensor, name.c_str(), written).numel);
+    return nb::int_(read_one(reader, tensor, name.c_str(), -1, written).numel);
   } catch (Problem& problem) {
     return nb::cast(std::move(problem));
   }
@@ -169,6 +170,7 @@ nb::object check_tensor(const std::string& name, nb::object tensor, bool written
 void bind_front(nb::module_& module) {
   PyDateTime_IMPORT;
   bind_tensors(module);
+  bind_checks(module);
   bind_forms(module);
   nb::enum_<Obstacle>(module, "Obstacle", "Why a call can't be handed over as it is.")
       .value("none", Obstacle::none)

@@ -110,6 +110,13 @@ std::string argument_name(const char* name, Py_ssize_t index) {
 }
 
 TensorView TensorReader::read(PyObject* tensor, const char* name, Py_ssize_t index) {
+  if (unknown_ == Unknown::look_closer) held_.push_back(nb::borrow(tensor));
+  const TensorView found = read_quickly(tensor, name, index);
+  if (!found.contiguous) need_python();
+  return found;
+}
+
+TensorView TensorReader::read_quickly(PyObject* tensor, const char* name, Py_ssize_t index) {
   if (torch().api == nullptr) throw std::logic_error("set_torch was not called");
   const auto& classes = torch().plain_classes;
   if (std::find(classes.begin(), classes.end(), reinterpret_cast<PyObject*>(Py_TYPE(tensor))) == classes.end()) {
@@ -139,7 +146,7 @@ TensorView TensorReader::read(PyObject* tensor, const char* name, Py_ssize_t ind
 }
 
 TensorView TensorReader::read_closer(PyObject* tensor, const char* name, Py_ssize_t index) {
-  if (unknown_ == Unknown::refuse) throw UnknownTensor{};
+  need_python();
   const nb::object found = torch().look_closer(argument_name(name, index), nb::handle(tensor));
   using Parts = std::tuple<std::uint64_t, int, std::uint32_t, std::uint32_t, std::vector<std::int64_t>,
                            std::vector<std::int64_t>>;

@@ -38,14 +38,22 @@ enum class Unknown : bool { refuse, look_closer };
 class TensorReader {
  public:
   explicit TensorReader(Unknown unknown) : unknown_(unknown) {}
-  // `index` is the place in a list, or -1.
+  // Of a tensor that is not contiguous only Python tells all. `index` is the place in a list, or -1.
   TensorView read(PyObject* tensor, const char* name, Py_ssize_t index = -1);
 
+  // Throws where nobody is to look closer.
+  void need_python() const {
+    if (unknown_ == Unknown::refuse) throw UnknownTensor{};
+  }
+
  private:
+  TensorView read_quickly(PyObject* tensor, const char* name, Py_ssize_t index);
   TensorView read_closer(PyObject* tensor, const char* name, Py_ssize_t index);
 
   const Unknown unknown_;
   std::deque<std::vector<std::int64_t>> shapes_;
+  // While Python looks closer, other threads may drop tensors from the lists of the call.
+  std::vector<nanobind::object> held_;
 };
 
 std::string argument_name(const char* name, Py_ssize_t index);
