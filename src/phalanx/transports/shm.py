@@ -46,6 +46,7 @@ _SINGLE_OPS = frozenset(op.name for op in _native.OPS if op.in_place or (op.root
 _WIDTHS = tuple(dtype.width for dtype in _native.DTYPES)
 _COMPLEX = frozenset(code for dtype, code in DTYPE_CODES.items() if dtype.is_complex)
 _FINISHED = _native.FINISHED
+_OTHER_DTYPE = _native.OTHER_DTYPE
 
 
 class ShmTransport:
@@ -368,14 +369,15 @@ class ShmTransport:
             inputs = like(inputs, [clone(tensor) for tensor in inputs.tensors])
             spans_in = spans_of(inputs)
         kept = [storage for blocks in (inputs, outputs) if blocks is not None for storage in hold(blocks.tensors)]
+        code = dtype_code(call.dtype)
         arguments = (
             _native.OP_NUMBERS[call.op],
             call.reduce_op,
             call.root,
-            dtype_code(call.dtype),
+            code,
             call.count,
             call.layout,
-            unlisted_dtype(call.dtype),
+            unlisted_dtype(call.dtype) if code == _OTHER_DTYPE else 0,
             call.factor,
             timeout,
             *spans_in,
@@ -421,7 +423,7 @@ def _single(call: Call, timeout: float) -> tuple[Any, ...] | None:
         dtype,
         call.count,
         call.layout,
-        unlisted_dtype(call.dtype),
+        unlisted_dtype(call.dtype) if dtype == _OTHER_DTYPE else 0,
         call.factor,
         timeout,
         tensor.data_ptr(),

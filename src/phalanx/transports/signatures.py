@@ -31,6 +31,7 @@ __all__ = [
 _CODES: dict[torch.dtype | None, int] = {None: 0} | DTYPE_CODES
 _OTHER_DTYPE = _native.OTHER_DTYPE
 _NO_DTYPE_NAME = "bytes"
+_COUNTS_OUTPUTS = frozenset(op.name for op in _native.OPS if op.counts_outputs)
 
 
 def dtype_code(dtype: torch.dtype | None) -> int:
@@ -74,7 +75,7 @@ def elements(num: int) -> str:
 def sizes_of(call: Call) -> tuple[int, ...] | list[int]:
     """The shape of the one tensor that the count is about; a list of the sizes where elements are divided."""
     sides = [blocks for blocks in (call.inputs, call.outputs) if blocks is not None]
-    if _native.OPS[_native.OP_NUMBERS[call.op]].counts_outputs:
+    if call.op in _COUNTS_OUTPUTS:
         sides.reverse()
     if call.layout or call.count < 0:
         # Of what is divided, rather than of a part.
