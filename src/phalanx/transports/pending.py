@@ -109,7 +109,7 @@ class ShmPending:
 
     @property
     def is_message(self) -> bool:
-        return self.op in ("send", "recv")
+        return self.op in _native.MESSAGE_OPS
 
     def wait_and_finish(self) -> None:
         """For the sake of another call: a failure is told to those who wait for this one."""
