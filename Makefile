@@ -39,7 +39,7 @@ test: build ## run the test suite (6 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 2 $(PYTEST)
 
 check: lint ## for the inner loop, in less than a minute: the linters, the unit tests, a slice of the contract suite
-	@PHALANX_CONTRACT=slice $(BIN)/python -m pytest -n 2 -q tests/unit tests/contract
+	@PHALANX_CONTRACT=slice $(BIN)/python -m pytest -n 2 -q -m "not slow" tests/unit tests/contract
 
 test-newest: ## run the test suite on torch 2.15.0 (TORCH=2.14.1 PYTHON=python3.13 to choose; TESTS=... for a part)
 	@$(ON_TORCH) -m pytest -n 2 $(TESTS)

@@ -11,6 +11,9 @@ import pytest
 
 from phalanx import _autoload
 
+# Every test needs a fresh interpreter that imports torch.
+pytestmark = pytest.mark.slow
+
 
 def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

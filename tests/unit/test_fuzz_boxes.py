@@ -22,6 +22,7 @@ from phalanx.printable import printable, printable_lines
 _CASES = 150
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_random_cases(tmp_path: Path) -> None:
     program = [sys.executable, str(Path(__file__).parent / "fuzz_boxes.py"), "0", str(_CASES), str(tmp_path)]

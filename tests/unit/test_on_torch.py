@@ -21,6 +21,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from on_torch import Index, ask_index  # noqa: E402
 
+# Environments are made with pip.
+pytestmark = pytest.mark.slow
+
 PIP = [sys.executable, "-m", "pip"]
 
 
