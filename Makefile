@@ -59,6 +59,7 @@ lint: build ## ruff, mypy --strict, clang-format, the stub
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@for file in tests/*/conftest.py tests/soak/run.py; do $(BIN)/mypy --no-error-summary $$file || exit 1; done
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 	@$(call write_stub,build/_core_ext.pyi)
 	@cmp -s build/_core_ext.pyi $(STUB) || { diff -u $(STUB) build/_core_ext.pyi | head -40; echo "$(STUB) is out of date: make stubs"; exit 1; }

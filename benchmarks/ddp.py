@@ -106,7 +106,7 @@ class Trainer:
 
     def step(self) -> None:
         self.optimizer.zero_grad()
-        nn.functional.mse_loss(self.model(self.inputs), self.targets).backward()  # type: ignore[no-untyped-call]
+        nn.functional.mse_loss(self.model(self.inputs), self.targets).backward()
         self.optimizer.step()
 
     def weights(self) -> list[Tensor]:
@@ -121,7 +121,7 @@ def _bucket_numels(network: nn.Module, rank: int, control: dist.ProcessGroup) ->
     # torch compares the annotations with these very types, so this module must not turn them into strings.
     def note(
         group: dist.ProcessGroup,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]
+        bucket: dist.GradBucket,
     ) -> torch.futures.Future[Tensor]:
         numels.append(bucket.buffer().numel())
         return allreduce_hook(group, bucket)

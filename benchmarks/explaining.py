@@ -103,10 +103,10 @@ def _more(row: Row) -> float:
 def measure_on_rank(rank: int, quick: bool) -> _Numbers:
     pairs = [_pair(checked_first=number % 2 == 0) for number in range(NUM_PAIRS)]
     gloo, control = (dist.new_group(backend="gloo") for _ in range(2))
-    level = dist.get_debug_level()  # type: ignore[attr-defined]  # missing in torch's stubs
-    dist.set_debug_level(dist.DebugLevel.DETAIL)  # type: ignore[attr-defined]
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
     wrapped = dist.new_group(backend="gloo")
-    dist.set_debug_level(level)  # type: ignore[attr-defined]
+    dist.set_debug_level(level)
     checks, wrapper = [], []
     with progress(2 * len(SIZES), shown=rank == 0) as announce:
         for size in SIZES:

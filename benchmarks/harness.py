@@ -120,7 +120,7 @@ def run_ranks(body: Callable[..., Any], num_ranks: int, *args: object, backend: 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
         arguments = (num_ranks, Path(folder), backend, body, args)
-        spawn(_rank_main, arguments, nprocs=num_ranks, daemon=True)  # type: ignore[no-untyped-call]
+        spawn(_rank_main, arguments, nprocs=num_ranks, daemon=True)
         return [pickle.loads(_result_file(folder, rank).read_bytes()) for rank in range(num_ranks)]
 
 

@@ -107,7 +107,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def _spawn() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_rank_main, (Path(folder),), nprocs=RANKS, daemon=True)  # type: ignore[no-untyped-call]
+        spawn(_rank_main, (Path(folder),), nprocs=RANKS, daemon=True)
 
 
 def _rank_main(rank: int, folder: Path) -> None:

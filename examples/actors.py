@@ -122,7 +122,7 @@ def learn(worlds: Worlds, learners: phalanx.ProcessGroup, rounds: int) -> Tensor
             # The policy gradient, with the average reward as its baseline.
             chosen = policy.log_softmax(0)[arms]
             loss = (-(rewards - rewards.mean()) * chosen).mean()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         assert policy.grad is not None
         learners.all_reduce(policy.grad, op=ReduceOp.AVG, async_op=False)
         optimizer.step()

@@ -41,7 +41,7 @@ def train(model: nn.Module, steps: int, part: int, num_parts: int) -> None:
         batch = torch.randint(len(points), (BATCH,), generator=generator)
         loss = nn.functional.cross_entropy(model(points[batch]), labels[batch])
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         if step % max(1, steps // 5) == 0:
             with torch.no_grad():

@@ -93,7 +93,7 @@ def train(steps: int) -> nn.Module:
         for step, (points, labels) in zip(range(1, steps + 1), batches(), strict=False):
             loss = nn.functional.cross_entropy(model(points), labels)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             losses.append(loss.item())
             line = ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch's stubs do not export it
+from torch.distributed import PrefixStore, Store
 
 from phalanx import _native
 

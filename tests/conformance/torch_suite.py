@@ -250,7 +250,7 @@ def _run_rank(suite: ModuleType, scratch: Path, request: dict[str, Any], rank: i
     faulthandler.dump_traceback_later(request["limit"], exit=True)
     os.environ["TEMP_DIR"] = str(scratch)
     os.environ["WORLD_SIZE"] = str(request["ranks"])
-    suite.INIT_METHOD = f"file://{scratch}/init_dir/shared_init_file"
+    suite.INIT_METHOD = f"file://{scratch}/init_dir/shared_init_file"  # type: ignore[attr-defined]
     try:
         _run_case(suite, scratch, request, rank, meeting)
         result = {"status": "passed", "text": ""}
@@ -301,7 +301,7 @@ def _run_case(suite: ModuleType, scratch: Path, request: dict[str, Any], rank: i
     meeting.wait(GROUP_TIMEOUT_S)
     set_rng_seed()
     if request["backend_name"]:
-        suite.BACKEND = request["backend_name"]
+        suite.BACKEND = request["backend_name"]  # type: ignore[attr-defined]
     with _cuda_is_cpu(suite) if request["on_cpu"] else contextlib.nullcontext():
         test(case)
     meeting.wait(GROUP_TIMEOUT_S)

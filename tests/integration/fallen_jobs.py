@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,12 @@ class Rank:
 
     def await_call(self, *ranks: int, op: str = "all_reduce") -> None:
         """Until these ranks wait in such a call."""
+
+        def waits(rank: int) -> bool:
+            return _is_in(self.box(rank), op)
+
         for rank in ranks:
-            until(lambda rank=rank: _is_in(self.box(rank), op), f"rank {rank} is not in {op}")
+            until(partial(waits, rank), f"rank {rank} is not in {op}")
 
     def await_end(self, rank: int) -> None:
         """Until the rank's process is gone, or nothing but gone."""

@@ -50,7 +50,8 @@ def _their_uneven(tensors: list[Tensor], group: Any) -> Tensor:
     received, sent = _uneven_splits(group.rank(), group.size())
     output = tensors[0].new_empty(sum(received), *tensors[0].shape[1:])
     # torch's does not copy inputs that are not contiguous, and not all backends do.
-    return torch_functional.all_to_all_single(output, tensors[0].contiguous(), received, sent, group)
+    result: Tensor = torch_functional.all_to_all_single(output, tensors[0].contiguous(), received, sent, group)
+    return result
 
 
 def _concatenated(tensors: list[Tensor], group: Any) -> Tensor:

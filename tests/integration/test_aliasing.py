@@ -44,7 +44,8 @@ def _sparse_behind(rank: int, world: phalanx.testing.World) -> list[float]:
     total = torch.sparse_coo_tensor(torch.arange(10)[None], entries, (10,), check_invariants=False)
     dist.all_reduce(total)
     work.wait()
-    return total.to_dense().unique().tolist()
+    found: list[float] = total.to_dense().unique().tolist()
+    return found
 
 
 def test_sparse_entries_that_a_call_in_flight_writes_where_ranks_are_threads() -> None:

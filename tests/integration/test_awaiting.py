@@ -63,8 +63,7 @@ async def _others_run(group: phalanx.ProcessGroup) -> int:
 
 async def _twice(group: phalanx.ProcessGroup) -> list[float]:
     work = group.all_reduce(torch.ones(1))
-    results = await asyncio.gather(work, work)
-    results.append(await work)
+    results = [*await asyncio.gather(work, work), await work]
     return [result[0].item() for result in results]
 
 

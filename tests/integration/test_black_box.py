@@ -128,7 +128,7 @@ def test_a_report_of_the_boxes_names_the_cause(tmp_path: Path) -> None:
 
 def _log_of_groups(here: Here, level: str) -> list[str]:
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = level
-    dist.set_debug_level_from_env()  # type: ignore[attr-defined]
+    dist.set_debug_level_from_env()
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]

@@ -44,7 +44,8 @@ def _one_after_another(here: Here, chained: bool, backwards: bool) -> list[float
         works.append(dist.all_reduce(other, async_op=True))
     for work in works[:: -1 if backwards else 1]:
         work.wait()
-    return base.unique().tolist()
+    found: list[float] = base.unique().tolist()
+    return found
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -70,7 +71,8 @@ def _through_other_views(here: Here, case: str) -> list[float]:
         works.append(dist.all_to_all_single(first, first, async_op=True))
     for work in works:
         work.wait()
-    return base.unique().tolist()
+    found: list[float] = base.unique().tolist()
+    return found
 
 
 @pytest.mark.parametrize(("case", "expected"), [("view", 6.0), ("overlap", 3.0)])
@@ -98,10 +100,12 @@ def _behind_mixed(here: Here, case: str) -> list[float]:
         total = torch.sparse_coo_tensor(indices, base, (100_000,), check_invariants=False)
         dist.all_reduce(total)
         work.wait()
-        return total.to_dense().unique().tolist()
-    dist.all_reduce(base[::2])
-    work.wait()
-    return base.unique().tolist()
+        base = total.to_dense()
+    else:
+        dist.all_reduce(base[::2])
+        work.wait()
+    found: list[float] = base.unique().tolist()
+    return found
 
 
 @pytest.mark.parametrize(("case", "expected"), [("reduced", [3.0, 6.0]), ("gathered", [1.0, 2.0]), ("sparse", [6.0])])
@@ -121,7 +125,8 @@ def _columns(here: Here) -> list[float]:
         gate.open("issued")
     for work in works:
         work.wait()
-    return base.unique().tolist()
+    found: list[float] = base.unique().tolist()
+    return found
 
 
 def _plain_between(here: Here) -> list[float]:
@@ -152,9 +157,9 @@ def _sync_behind_async(here: Here) -> list[float]:
     base = _matrix(here.rank + 1.0)
     work = dist.broadcast(base.t(), 1, async_op=True)
     dist.all_reduce(base.t())
-    found = base.unique().tolist()
+    found: list[float] = base.unique().tolist()
     work.wait()
-    return found + base.unique().tolist()
+    return [*found, *base.unique().tolist()]
 
 
 def test_a_sync_call_behind_an_async_one(tmp_path: Path) -> None:
@@ -169,7 +174,8 @@ def _written_once(here: Here) -> list[float]:
     works[1].wait()
     base.add_(1)
     works[0].wait()
-    return base.unique().tolist()
+    found: list[float] = base.unique().tolist()
+    return found
 
 
 def test_copies_come_back_in_the_order_of_the_calls(tmp_path: Path) -> None:
@@ -186,6 +192,7 @@ def _asked(here: Here, receive: bool) -> list[float]:
         dist.send(base.t(), 0) if receive else dist.all_reduce(base.t())
         return []
     work = dist.irecv(base.t(), 1) if receive else dist.all_reduce(base.t(), async_op=True)
+    assert work is not None
     assert not work.is_completed()
     gate.open("issued")
     until(work.is_completed, "the call does not end")

@@ -47,11 +47,12 @@ class _Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(5)
-        self.layers = nn.ModuleList(nn.Linear(6, 6, dtype=d) for d in (torch.float32, torch.bfloat16, torch.float64))
+        self.dtypes = (torch.float32, torch.bfloat16, torch.float64)
+        self.layers = nn.ModuleList(nn.Linear(6, 6, dtype=dtype) for dtype in self.dtypes)
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x.to(layer.weight.dtype))
+        for layer, dtype in zip(self.layers, self.dtypes, strict=True):
+            x = layer(x.to(dtype))
         return x[:, :3]
 
 
@@ -67,7 +68,8 @@ class _Twice(nn.Module):
         x = self.first(x)
         for _ in range(2):
             x = checkpoint(self.shared, x, use_reentrant=True).tanh()
-        return self.last(x)
+        result: Tensor = self.last(x)
+        return result
 
 
 class _Branches(nn.Module):
@@ -80,7 +82,8 @@ class _Branches(nn.Module):
         self.last = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.branches[len(x) % 3](x))
+        result: Tensor = self.last(self.branches[len(x) % 3](x))
+        return result
 
 
 class _Sparse(nn.Module):
@@ -90,14 +93,16 @@ class _Sparse(nn.Module):
         self.table, self.last = nn.Embedding(50, 5, sparse=True), nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.table((x * 10).long().remainder(50)).sum(1))
+        result: Tensor = self.last(self.table((x * 10).long().remainder(50)).sum(1))
+        return result
 
 
 def _loss(model: nn.Module, rank: int, step: int) -> Tensor:
     """Ranks have batches of different sizes, and different ones at every step."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
     x = torch.randn(2 + (3 * rank + 2 * step) % 5, 6, generator=generator)
-    return (model(x) - torch.stack([x.sum(1), x.prod(1), x[:, 0]], 1)).square().mean()
+    loss: Tensor = (model(x) - torch.stack([x.sum(1), x.prod(1), x[:, 0]], 1)).square().mean()
+    return loss
 
 
 def _backward(model: nn.Module, rank: int, step: int) -> None:
@@ -159,20 +164,23 @@ Hook = Callable[[Any, dist.GradBucket], Future[Tensor]]
 def _hook_then(state: None, bucket: dist.GradBucket) -> Future[Tensor]:
     """A chain of callbacks, of which one waits for its future and one takes its value."""
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-    return future.then(lambda f: f.wait()[0]).then(lambda f: f.value().div_(dist.get_world_size()))
+    averaged: Future[Tensor] = future.then(lambda f: f.wait()[0]).then(lambda f: f.value().div_(dist.get_world_size()))
+    return averaged
 
 
 def _hook_double(state: None, bucket: dist.GradBucket) -> Future[Tensor]:
     """The future passes a tensor that is neither the bucket's nor the call's."""
     future = dist.all_reduce(bucket.buffer().double(), async_op=True).get_future()
-    return future.then(lambda f: (f.value()[0] / dist.get_world_size()).float())
+    averaged: Future[Tensor] = future.then(lambda f: (f.value()[0] / dist.get_world_size()).float())
+    return averaged
 
 
 def _hook_gather(state: None, bucket: dist.GradBucket) -> Future[Tensor]:
     """Another op: every rank gathers all gradients and averages them itself."""
     rows = torch.empty(dist.get_world_size(), bucket.buffer().numel())
     future = dist.all_gather_single(rows.view(-1), bucket.buffer(), async_op=True).get_future()
-    return future.then(lambda f: _mean_of_sum(list(f.value()[0].view_as(rows))))
+    averaged: Future[Tensor] = future.then(lambda f: _mean_of_sum(list(f.value()[0].view_as(rows))))
+    return averaged
 
 
 def _hook_two_calls(state: None, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -311,7 +319,8 @@ def _train_uneven(here: Here, initial: bool, views: bool) -> bytes:
         for rank in active:
             alone.zero_grad()
             _backward(alone, rank, step)
-            grads.append([parameter.grad * (1 / divisor) for parameter in alone.parameters()])
+            gradients = [parameter.grad for parameter in alone.parameters()]
+            grads.append([gradient * (1 / divisor) for gradient in gradients if gradient is not None])
         for parameter, *of_ranks in zip(alone.parameters(), *grads, strict=True):
             parameter.grad = _sum(of_ranks)
         _descend(alone)

@@ -68,6 +68,7 @@ def _lost(call: Callable[[], object]) -> dict[str, Any]:
 
 def _start(op: str) -> dist.Work:
     """Something that needs rank 2."""
+    work: dist.Work | None
     if op == "all_reduce":
         work = dist.all_reduce(torch.ones(3), async_op=True)
     elif op == "large all_reduce":
@@ -249,7 +250,7 @@ def _any_source(here: Here) -> str:
     here.tell()
     lost = _lost(lambda: dist.recv(torch.ones(3)))
     assert lost["peer"] in (1, 2)
-    return lost["said"]
+    return str(lost["said"])
 
 
 def test_a_receive_from_anybody_waits_for_the_last_peer(tmp_path: Path) -> None:

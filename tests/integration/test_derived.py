@@ -80,11 +80,12 @@ def test_in_a_fake_tensor_mode() -> None:
 )
 def test_names_that_nobody_can_write_down(name: str, message: str) -> None:
     with phalanx.new_group(store=dist.HashStore(), rank=0, world_size=1) as alone:
-        for call in (
+        calls: list[Callable[[], object]] = [
             lambda: phalanx.new_group(store=dist.HashStore(), rank=0, world_size=1, name=name),
             lambda: alone.split_group([0], name=name),
             lambda: alone.merge_remote_group(dist.HashStore(), 1, name=name),
-        ):
+        ]
+        for call in calls:
             with pytest.raises(phalanx.PhalanxError) as caught:
                 call()
             assert caught.value.message == message
@@ -191,10 +192,19 @@ def _side_of(here: Here) -> phalanx.ProcessGroup:
 def _dies_before_it_is_told(here: Here) -> str:
     """Rank 3, when rank 2 has seen where all go, and before rank 2 tells it."""
     side = _side_of(here)
+
+    def die_when_told() -> None:
+        here.hear()
+        _die()
+
+    def tell_and_hear() -> None:
+        here.tell()
+        here.hear()
+
     if here.rank == 3:
-        _before(Group, "exchange", 2, lambda: (here.hear(), _die()))
+        _before(Group, "exchange", 2, die_when_told)
     elif here.rank == 2:
-        _before(Group, "exchange", 2, lambda: (here.tell(), here.hear()))
+        _before(Group, "exchange", 2, tell_and_hear)
     with pytest.raises(phalanx.PeerLost) as caught:
         side.merge_remote_group(here.store("meeting"), 4, timedelta(seconds=50))
     return f"{caught.value.peer} {caught.value.message}"

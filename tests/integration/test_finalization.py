@@ -23,7 +23,7 @@ _PRIVATE = 0x80
 _LINE = 128
 _BARRIER = _native.OP_NUMBERS["barrier"]
 _SOON = 0.05
-_NOTHING = ([], [], 0, False)
+_NOTHING: tuple[list[int], list[int], int, bool] = ([], [], 0, False)
 
 
 class _Pair:
@@ -49,6 +49,11 @@ class _Pair:
         return started
 
 
+def _ask(pair: _Pair) -> object:
+    pair.first.ask(1)
+    return pair.first.answer_of(1, _SOON)
+
+
 def _tell_slow(pair: _Pair) -> object:
     """A call that takes long has Python told, which blocks there."""
     _native.set_slow(_SOON, lambda *_: ctypes.CDLL(None).usleep(int(_SOON * 1e6)))
@@ -61,7 +66,7 @@ _ENTRIES: dict[str, tuple[Callable[[_Pair], object], Callable[[], object]]] = {
     "wait": (lambda pair: pair.start().wait(_SOON), lambda: None),
     "recv": (lambda pair: pair.message(False).wait(_SOON), lambda: None),
     "send": (lambda pair: pair.message(True).wait(_SOON), lambda: None),
-    "answer_of": (lambda pair: (pair.first.ask(1), pair.first.answer_of(1, _SOON)), lambda: None),
+    "answer_of": (_ask, lambda: None),
     "next_question": (lambda pair: _native.next_question(), lambda: _native.close_listener(True)),
     "next_completion": (lambda pair: _native.next_completion(False, False), lambda: _native.close_completions(True)),
     "tell_slow": (_tell_slow, lambda: None),
@@ -103,7 +108,7 @@ class _Output:
             while self._watched.private_futex(self._system):
                 self._system.sched_yield()
             self.write("ended")
-            sys.stdout = None  # type: ignore[assignment]
+            sys.stdout = None
 
 
 def _end(here: Here, entry: str) -> None:
@@ -131,7 +136,7 @@ def _end(here: Here, entry: str) -> None:
     let_go()
     while watched.private_futex(keeps_gil) in (0, own):
         continue
-    sys.stdout = _Output(watched)  # type: ignore[assignment]
+    sys.stdout = _Output(watched)
 
 
 @pytest.mark.parametrize("entry", _ENTRIES)

@@ -91,13 +91,16 @@ def _scaled_gradients(rank: int, world: pt.World) -> None:
         assert tensor.grad is not None
         return tensor.grad.tolist()
 
-    factor = rank + 2.0
-    for op, scale in ((ReduceOp.AVG, 1 / size), (_premul(factor), factor)):
+    def check(op: Any, scale: float) -> None:
         of_all, of_each = 3 * sum(range(1, size + 1)), [3 * (p + 1) * scale for p in range(size)]
-        assert gradient(lambda x, op=op: pf.all_reduce(x, group, op=op)) == [of_all * scale] * size
-        assert gradient(lambda x, op=op: pf.reduce(x, 1, group, op=op)) == [6 * scale] * size
-        assert gradient(lambda x, op=op: pf.reduce_scatter_single(x, group, op=op)) == of_each
-        assert gradient(lambda x, op=op: pf.reduce_scatter(list(x.unbind()), group, op=op)) == of_each
+        assert gradient(lambda x: pf.all_reduce(x, group, op=op)) == [of_all * scale] * size
+        assert gradient(lambda x: pf.reduce(x, 1, group, op=op)) == [6 * scale] * size
+        assert gradient(lambda x: pf.reduce_scatter_single(x, group, op=op)) == of_each
+        assert gradient(lambda x: pf.reduce_scatter(list(x.unbind()), group, op=op)) == of_each
+
+    factor = rank + 2.0
+    check(ReduceOp.AVG, 1 / size)
+    check(_premul(factor), factor)
 
 
 def test_gradients_of_avg_and_premul_sum(run: Run) -> None:
@@ -222,9 +225,12 @@ def test_no_grad_and_inference_mode(run: Run) -> None:
 def test_one_rank_gets_memory_of_its_own(name: str) -> None:
     group = phalanx.ProcessGroup(dist.HashStore(), 0, 1, name="alone")
     tensor = torch.ones(2, 2)
-    function = {"scatter": lambda: pf.scatter([tensor], 0, group), "all_to_all": lambda: pf.all_to_all([tensor], group)}
-    function["reduce_scatter"] = lambda: pf.reduce_scatter([tensor], group)
-    result = function.get(name, lambda: _all_forms(group)[name](tensor))()
+    functions: dict[str, Callable[[], Any]] = {
+        "scatter": lambda: pf.scatter([tensor], 0, group),
+        "all_to_all": lambda: pf.all_to_all([tensor], group),
+        "reduce_scatter": lambda: pf.reduce_scatter([tensor], group),
+    }
+    result = functions.get(name, lambda: _all_forms(group)[name](tensor))()
     result = result if isinstance(result, Tensor) else result[0]
     assert result.tolist() == tensor.tolist()
     result.zero_()
@@ -299,8 +305,8 @@ def _refusals(rank: int, world: pt.World) -> list[str]:
         *(lambda f=f: f(x.to_sparse_csr()) for f in _all_forms(group).values()),
         *(lambda f=f: f(x.to("meta")) for f in _all_forms(group).values()),
         lambda: pf.broadcast(x, 2, group),
-        lambda: pf.broadcast(x, None, group),
-        lambda: pf.reduce(x, "0", group),
+        lambda: pf.broadcast(x, None, group),  # type: ignore[arg-type]
+        lambda: pf.reduce(x, "0", group),  # type: ignore[arg-type]
         lambda: pf.gather(x, -1, group),
         lambda: pf.scatter([x, x], 7, group),
         lambda: pf.reduce_scatter_single(torch.ones(3), group),
@@ -314,9 +320,9 @@ def _refusals(rank: int, world: pt.World) -> list[str]:
         lambda: pf.all_to_all_single(torch.ones(3), group),
         lambda: pf.all_to_all_single(x, group, [1]),
         lambda: pf.all_to_all_single(x, group, [3, -1]),
-        lambda: pf.all_to_all_single(x, group, "x"),
+        lambda: pf.all_to_all_single(x, group, "x"),  # type: ignore[arg-type]
         lambda: pf.all_to_all([x, x.double()], group),
-        lambda: pf.all_gather(x, group, timeout=5),
+        lambda: pf.all_gather(x, group, timeout=5),  # type: ignore[arg-type]
     ]
     codes = []
     for one in tries:

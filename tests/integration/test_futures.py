@@ -34,7 +34,8 @@ def _full(*shape: int, value: float) -> Tensor:
 
 def _ops(rank: int) -> list[tuple[str, list[Tensor], list[float], Callable[[list[Tensor]], Any]]]:
     """Of each op, for three ranks with 1 as root: outputs, what they must hold five times each, how to start it."""
-    root, go = rank == 1, {"async_op": True}
+    root = rank == 1
+    go: dict[str, Any] = {"async_op": True}
 
     def own() -> Tensor:
         return _full(5, value=rank + 1)
@@ -156,7 +157,8 @@ def _calls_in_callbacks(here: Here) -> list[float]:
         gate.wait("attached")
 
     def by_future(future: Future[list[Tensor]]) -> Tensor:
-        return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
+        result: Tensor = dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
+        return result
 
     def by_work(future: Future[Tensor]) -> Tensor:
         dist.all_reduce(future.value(), async_op=True).wait()
@@ -170,7 +172,8 @@ def _calls_in_callbacks(here: Here) -> list[float]:
     last = future.then(by_future).then(by_work).then(by_sync)
     if here.rank == 0:
         gate.open("attached")
-    return last.wait()
+    found: list[float] = last.wait()
+    return found
 
 
 def test_calls_in_callbacks(tmp_path: Path) -> None:
@@ -202,7 +205,7 @@ def _calls_in_backward(here: Here) -> int:
     tensor = torch.ones(2, requires_grad=True)
     result = tensor
     for _ in range(6):
-        result = _Freeing.apply(result)
+        result = _Freeing.apply(result)  # type: ignore[no-untyped-call]
     result.sum().backward()
     return len(_Freeing.buffers)
 
@@ -243,8 +246,9 @@ def _fails_before_the_pass_ends(here: Here) -> str:
     if here.rank == 1:
         dist.destroy_process_group()
         return ""
+    late = _Late.apply(torch.ones(2, 3, requires_grad=True))  # type: ignore[no-untyped-call]
     with pytest.raises(phalanx.PeerLost) as caught:
-        model(_Late.apply(torch.ones(2, 3, requires_grad=True))).sum().backward()
+        model(late).sum().backward()
     return caught.value.code
 
 
@@ -270,8 +274,9 @@ def _while_the_last_group_ends(here: Here) -> list[float]:
     assert running.wait(20)
     leaving = threading.Thread(target=first.shutdown)
     leaving.start()
-    assert leaving.ident is not None
-    until(lambda: "keeper.py" in _stack(leaving.ident), "nobody waits for the callback")
+    ident = leaving.ident
+    assert ident is not None
+    until(lambda: "keeper.py" in _stack(ident), "nobody waits for the callback")
     second, tensor = _alone("second"), torch.zeros(1)
     future = second.recv([tensor], 0).get_future()
     go_on.set()
@@ -302,7 +307,7 @@ def _no_more_threads(here: Here) -> int:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    threading.Thread.start = refuse  # type: ignore[method-assign]
+    threading.Thread.start = refuse  # type: ignore[assignment, method-assign]
     for tag in range(4):
         group.send([torch.ones(1)], 0, tag)
     until(lambda: all(future.done() for future in futures), "nobody heard of the calls' end")

@@ -60,7 +60,7 @@ def _fail_early(here: Here) -> None:
                 raise MemoryError("no room")
             tell(meeting, gave_up)
 
-        rendezvous._Meeting._tell_what_is_made = fail_once  # type: ignore[method-assign]
+        rendezvous._Meeting._tell_what_is_made = fail_once  # type: ignore[assignment, method-assign]
     _make(here)
 
 

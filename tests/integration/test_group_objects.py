@@ -12,16 +12,21 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from group_methods import METHODS, Arguments, group_of
+from group_methods import METHODS, Arguments, Method, group_of
 from ranks import Gate, Here, run, values
 
 import phalanx
 import phalanx.testing as pt
 
+
+def _calling(method: Method, async_op: bool) -> Callable[[phalanx.ProcessGroup], Any]:
+    return lambda group: method.call(group, Arguments(group.rank()), {"async_op": async_op})
+
+
 _CALLS: dict[str, Callable[[phalanx.ProcessGroup], Any]] = {
     "monitored_barrier": lambda g: g.monitored_barrier(),
     **{
-        f"{name}, async_op={async_op}": lambda g, m=method, o=async_op: m.call(g, Arguments(g.rank()), {"async_op": o})
+        f"{name}, async_op={async_op}": _calling(method, async_op)
         for name, method in METHODS.items()
         for async_op in (True, False)
     },

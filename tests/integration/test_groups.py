@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from ranks import Here, values
 
 import phalanx
+from default_group import default_group
 
 
 def _recreate(here: Here) -> list[float]:
@@ -119,7 +121,7 @@ def _sparse(here: Here, dtype: torch.dtype, average: bool) -> list[object]:
     op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
     dist.all_reduce(tensor, op=op)
     dist.all_reduce(dense, op=op)
-    empty = torch.sparse_coo_tensor(size=(4, 4), dtype=dtype, check_invariants=False)
+    empty = torch.sparse_coo_tensor(size=(4, 4), dtype=dtype, check_invariants=False)  # type: ignore[call-arg]
     dist.all_reduce(empty, op=op)
     return [torch.equal(tensor.to_dense(), dense), tensor.is_coalesced(), empty._nnz()]
 
@@ -177,12 +179,13 @@ def _no_memory(here: Here) -> list[str]:
     here.init()
     freed = torch.ones(4)
     freed.untyped_storage().resize_(0)
-    codes = []
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: dist.all_reduce(freed),
         lambda: dist.all_gather_single(freed, torch.ones(2)),
         lambda: dist.all_gather([torch.empty(4), torch.empty(4)], freed),
-    ):
+    ]
+    codes = []
+    for call in calls:
         with pytest.raises(phalanx.InvalidCall) as caught:
             call()
         codes.append(caught.value.code)
@@ -237,7 +240,7 @@ def _identity(here: Here) -> dict[str, object]:
         "backend": dist.get_backend(pair),
         "class": type(pair),
         "seq": pair._get_sequence_number_for_group(),
-        "world seq": dist.group.WORLD._get_sequence_number_for_group(),
+        "world seq": default_group()._get_sequence_number_for_group(),
         "name": pair.group_name == dist.distributed_c10d._get_process_group_name(pair),
         "desc": pair.group_desc,
         "ranks": dist.get_process_group_ranks(pair),

@@ -23,6 +23,7 @@ from ranks import Gate, Here, World, run, values
 
 import phalanx
 import phalanx.testing as pt
+from default_group import default_group
 
 _TIMEOUT = 1.0
 _FILE = os.path.relpath(__file__)
@@ -35,12 +36,6 @@ def _place(function: Callable[..., object], mark: str) -> str:
     return f"{_FILE}:{first + number}, in {function.__name__}"
 
 
-def _group() -> phalanx.ProcessGroup:
-    group = dist.group.WORLD
-    assert isinstance(group, phalanx.ProcessGroup)
-    return group
-
-
 def _waiting_for_one(here: Here, absence: str) -> str:
     """What rank 0 and 2 are told of rank 1."""
     here.init()
@@ -50,7 +45,7 @@ def _waiting_for_one(here: Here, absence: str) -> str:
         _ABSENCES[absence](here, pair)
         return ""
     with pytest.raises(phalanx.CallTimeout) as caught:
-        _group().allreduce(torch.ones(1), timeout=timedelta(seconds=_TIMEOUT)).wait()
+        default_group().allreduce(torch.ones(1), timeout=timedelta(seconds=_TIMEOUT)).wait()
     here.tell()
     return caught.value.message
 
@@ -66,7 +61,7 @@ def _tell_and_hear(here: Here, pair: dist.ProcessGroup) -> None:
 
 def _receive(here: Here, pair: dist.ProcessGroup) -> None:
     with pytest.raises(phalanx.CallTimeout):
-        _group().recv(torch.ones(3), 0, tag=5, timeout=timedelta(seconds=30)).wait()  # receive
+        default_group().recv(torch.ones(3), 0, tag=5, timeout=timedelta(seconds=30)).wait()  # receive
     # Not to be found gone.
     here.hear()
 
@@ -78,7 +73,7 @@ def _keep_the_interpreter(here: Here, pair: dist.ProcessGroup) -> None:
 
 def _work(here: Here, pair: dist.ProcessGroup) -> None:
     """Goes on with calls of its own until the others have given up."""
-    group = _group()
+    group = default_group()
     while True:
         dist.all_reduce(torch.ones(1), group=pair)  # work
         try:
@@ -202,7 +197,12 @@ def _slow(here: Here) -> list[str]:
     if here.rank == 1:
         gate.wait("told")  # wait
     else:
-        handler.emit = lambda record: (said.append(record.getMessage()), gate.open("told"))  # type: ignore[method-assign]
+
+        def note(record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            gate.open("told")
+
+        handler.emit = note  # type: ignore[method-assign]
     dist.all_reduce(torch.ones(1))
     work = dist.all_reduce(torch.ones(1), async_op=True)
     assert work is not None
@@ -230,7 +230,7 @@ def _monitored(here: Here) -> tuple[str, float]:
         return "", 0.0
     began = time.monotonic()
     with pytest.raises(phalanx.CallTimeout) as caught:
-        _group().monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=True)
+        default_group().monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=True)
     here.tell()
     return caught.value.message.splitlines()[0], time.monotonic() - began
 
@@ -287,7 +287,7 @@ def _mostly_absent(rank: int, world: pt.World) -> str:
         world.store.wait(["all were told"])
         return ""
     with pytest.raises(phalanx.CallTimeout) as caught:
-        world.group.monitored_barrier(timedelta(seconds=1), wait_all_ranks=True)
+        default_group().monitored_barrier(timedelta(seconds=1), wait_all_ranks=True)
     if world.store.add("told", 1) == 2:
         world.store.set("all were told", "")
     return caught.value.message.splitlines()[0]

@@ -337,7 +337,7 @@ def _collect_in_a_failure(here: Here, makes_garbage: str) -> bool:
         _Waiter(works.pop())
     else:
         cycle = [works.pop()]
-        cycle.append(cycle)  # type: ignore[arg-type]
+        cycle.append(cycle)
         del cycle
     collected = []
 
@@ -348,7 +348,7 @@ def _collect_in_a_failure(here: Here, makes_garbage: str) -> bool:
             collected.append(gc.collect())
 
     gc.disable()
-    threading.Timer = CollectingTimer  # type: ignore[misc]
+    threading.Timer = CollectingTimer  # type: ignore[assignment, misc]
     group.abort()
     with pytest.raises(phalanx.Aborted):
         works[0].wait()

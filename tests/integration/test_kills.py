@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -163,7 +164,9 @@ def test_a_rank_that_stopped_may_be_named_instead() -> None:
 
 def test_judges_growth() -> None:
     threads = {"ours": 2, "others": 2, "names": ["python", "phalanx"]}
-    flat = [{"calls": i, "memory": 100 << 20, "threads": threads, "fds": 9} for i in range(mixed.SAMPLES)]
+    flat: list[dict[str, Any]] = [
+        {"calls": i, "memory": 100 << 20, "threads": threads, "fds": 9} for i in range(mixed.SAMPLES)
+    ]
     assert mixed.judge(flat) == []
     for whose, num in (("ours", 5), ("others", 3)):
         late = [sample | {"threads": threads | {whose: num}} for sample in flat[-3:]]

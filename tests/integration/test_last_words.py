@@ -114,7 +114,7 @@ _LAST_CALLS = (
     f"\n    barrier, seq 1, group 'default_pg', at {place(_meet, 'dist.barrier')} (completed)"
 )
 # Of the traceback, what is not of the way in which a process is started.
-_FRAMES = {
+_FRAMES: dict[str, list[tuple[Callable[..., Any], str]]] = {
     "main": [(_meet, "_ENDS[end]()"), (_in_main, "_raise()"), (_raise, 'raise DataError("shard 7 is empty")')],
     "thread": [(_raise, 'raise DataError("shard 7 is empty")')],
     "finally": [(_in_finally, "_raise()"), (_raise, 'raise DataError("shard 7 is empty")')],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from ranks import Gate, Here, gave_up_on, outline, place, values
 
 import phalanx
+from default_group import default_group
 
 
 def _told(here: Here, numel: int, dtype: torch.dtype) -> str:
@@ -68,7 +70,7 @@ def _nothing_came(here: Here) -> list[str]:
         return []
     patient = dist.irecv(torch.empty(1), 1, tag=3)
     assert patient is not None
-    hasty = dist.group.WORLD.recv([torch.empty(1)], 1, 77, timeout=timedelta(seconds=0.3))
+    hasty = default_group().recv([torch.empty(1)], 1, 77, timeout=timedelta(seconds=0.3))
     told = []
     for work in (hasty, patient):
         with pytest.raises(phalanx.CallTimeout) as caught:
@@ -92,7 +94,7 @@ def _nobody_receives(here: Here) -> str:
     if here.rank == 1:
         gate.wait("told")
         return ""
-    work = dist.group.WORLD.send([torch.ones(1_000_000)], 1, 4, timeout=timedelta(seconds=0.3))
+    work = default_group().send([torch.ones(1_000_000)], 1, 4, timeout=timedelta(seconds=0.3))
     with pytest.raises(phalanx.CallTimeout) as caught:
         work.wait()
     gate.open("told")
@@ -127,7 +129,7 @@ def _late_behind_another(here: Here, in_thread: bool) -> list[str]:
     """Rank 0's second call gives up while its first one waits; its third one looks like rank 1's second one."""
     here.init()
     gate = Gate(here)
-    group = dist.group.WORLD
+    group = default_group()
     told = []
 
     def told_by(work: dist.Work) -> str:
@@ -174,12 +176,14 @@ def test_a_call_that_is_late_behind_another_is_not_left_out(in_thread: bool, tmp
 def _numbers(here: Here) -> float:
     """Whole numbers of any class, and a timeout that is none."""
     here.init()
-    group, one = dist.group.WORLD, numpy.int64(1)
+    group, one, seven = default_group(), cast(Any, numpy.int64(1)), cast(Any, numpy.int32(7))
     tensor = torch.full((1,), 3.0)
-    work = group.recv([tensor], one - here.rank, numpy.int32(7))
+    work = group.recv([tensor], one - here.rank, seven)
+    unused = dist.irecv(torch.empty(1), 1 - here.rank, tag=8)
+    assert unused is not None
     with pytest.raises(TypeError, match=r"expected a timeout as a datetime\.timedelta, got 5"):
-        dist.irecv(torch.empty(1), 1 - here.rank, tag=8).wait(5)
-    group.send([torch.full((1,), here.rank + 1.0)], one - here.rank, numpy.int32(7)).wait()
+        unused.wait(5)  # type: ignore[arg-type]
+    group.send([torch.full((1,), here.rank + 1.0)], one - here.rank, seven).wait()
     work.wait()
     return tensor.item()
 

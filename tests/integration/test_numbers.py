@@ -16,6 +16,7 @@ from ranks import Here, values
 
 import phalanx
 import phalanx.testing
+from default_group import default_group
 
 
 class _Index:
@@ -43,9 +44,15 @@ INTEGERS: dict[str, Callable[[int], Any]] = {
     "int8 tensor": lambda value: torch.tensor(value, dtype=torch.int8),
     "a class with __index__": _Index,
 }
+
+
+def _lists_of(make: Callable[[int], Any]) -> Callable[[list[int]], Any]:
+    return lambda numbers: [make(n) for n in numbers]
+
+
 # Ways to say a list of them.
 LISTS: dict[str, Callable[[list[int]], Any]] = {
-    **{f"list of {name}": lambda numbers, make=make: [make(n) for n in numbers] for name, make in INTEGERS.items()},
+    **{f"list of {name}": _lists_of(make) for name, make in INTEGERS.items()},
     "tuple": tuple,
     "numpy array": numpy.array,
     "numpy int16 array": lambda numbers: numpy.array(numbers, dtype=numpy.int16),
@@ -167,7 +174,7 @@ MANY: dict[str, Callable[[_Group, Any], Any]] = {
 @pytest.fixture(scope="module")
 def alone() -> Iterator[_Group]:
     dist.init_process_group("phalanx", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
+    yield default_group()
     dist.destroy_process_group()
 
 
@@ -238,7 +245,7 @@ def test_nonsense_for_a_rank(rank: Any) -> None:
 @pytest.mark.parametrize("op", ["sum", 3, 0.5, object()])
 def test_nonsense_for_a_reduce_op(alone: _Group, op: Any) -> None:
     tensor = torch.ones(3)
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: alone.allreduce(tensor, op=op),
         lambda: alone.allreduce([tensor], op),
         lambda: alone.allreduce_coalesced([tensor], op),
@@ -246,7 +253,8 @@ def test_nonsense_for_a_reduce_op(alone: _Group, op: Any) -> None:
         lambda: alone.reduce_scatter(tensor, [torch.ones(3)], op=op),
         lambda: alone.reduce_scatter_single(tensor, torch.ones(3), op=op),
         lambda: alone.reduce_scatter_single_coalesced([tensor], [torch.ones(3)], op),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(phalanx.InvalidCall) as caught:
             call()
         assert caught.value.code == "INVALID:REDUCE_OP"
@@ -255,10 +263,10 @@ def test_nonsense_for_a_reduce_op(alone: _Group, op: Any) -> None:
 def _counted(rank: int) -> list[list[float]]:
     """As mixtures of experts do it: counts that are a tensor become splits."""
     found = []
-    for make in LISTS.values():
+    for make_list in LISTS.values():
         sent = torch.arange(3.0) + 10 * rank
         got = torch.full((2 * (rank + 1),), -1.0)
-        dist.all_to_all_single(got, sent, make([rank + 1, rank + 1]), make([1, 2]))
+        dist.all_to_all_single(got, sent, make_list([rank + 1, rank + 1]), make_list([1, 2]))
         found.append(got.tolist())
     for make in INTEGERS.values():
         tensor = torch.full((2,), float(rank))

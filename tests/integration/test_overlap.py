@@ -42,7 +42,7 @@ def _dropped(here: Here) -> float:
             assert torch.equal(tensor, _full(size, value=-i))
             dist.send(tensor, 0, tag=i)
         return 0.0
-    refs = []
+    refs: list[StorageWeakRef] = []
 
     def start(i: int, size: int) -> None:
         tensor, outputs = _full(size, value=i), [torch.empty(size) for _ in range(2)]
@@ -194,7 +194,8 @@ def _sync_behind_async(here: Here) -> list[float]:
     for work in works:
         work.wait()
     assert all(torch.equal(tensor, torch.full_like(tensor, 1.0 + 2 * i)) for i, tensor in enumerate(tensors))
-    return last.unique().tolist()
+    found: list[float] = last.unique().tolist()
+    return found
 
 
 def test_a_sync_call_behind_async_ones(tmp_path: Path) -> None:

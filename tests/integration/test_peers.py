@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,10 @@ def _exec(here: Here, how: str) -> dict[str, Any] | None:
         os.dup2(here.fileno(), 0)
         here.tell()
         here.hear()
-        replace = lambda: os.execv(_PROGRAM[0], _PROGRAM)  # noqa: E731
+
+        def replace() -> None:
+            os.execv(_PROGRAM[0], _PROGRAM)
+
         if how == "thread":
             thread = threading.Thread(target=replace)
             thread.start()
@@ -161,10 +165,11 @@ def _exec(here: Here, how: str) -> dict[str, Any] | None:
         replace()
     if how == "later":
         here.hear()
-    call = {
+    calls: dict[str, Callable[[], object]] = {
         "recv": lambda: dist.recv(torch.ones(1), 1),
         "new_group": lambda: dist.new_group([0, 1]),
-    }.get(how, dist.barrier)
+    }
+    call: Callable[[], object] = calls.get(how, dist.barrier)
     here.tell()
     with pytest.raises(phalanx.PeerLost) as caught:
         call()

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from ranks import Gate, Here, World, place, run, values
 
 import phalanx
+from default_group import default_group
 
 _GOES_ON = "The call completes if it is repeated there with valid arguments before the timeout."
 _ROOT_HINT = "give the root as a rank within this group (dist.get_group_rank turns a global rank into one)"
@@ -38,12 +39,6 @@ class _Said(logging.Handler):
         self._on_said()
 
 
-def _group() -> phalanx.ProcessGroup:
-    group = dist.group.WORLD
-    assert isinstance(group, phalanx.ProcessGroup)
-    return group
-
-
 def _refuse_root(group: Any) -> None:
     with contextlib.suppress(phalanx.InvalidCall):
         group.broadcast(torch.ones(2), root=7)
@@ -62,7 +57,7 @@ def _try_again(here: Here, way: str) -> tuple[list[str], list[float]]:
     dist.barrier()
     tensor = torch.full((2,), float(here.rank))
     if here.rank == 1:
-        _refuse_root(_group())
+        _refuse_root(default_group())
         gate.wait("0", "2")
     if way == "synchronous":
         dist.broadcast(tensor, 1)
@@ -102,7 +97,7 @@ def _try_again_at_once(here: Here) -> list[str]:
     said = _Said(lambda: gate.open(str(here.rank)))
     dist.barrier()
     if here.rank == 1:
-        _refuse_root(_group())
+        _refuse_root(default_group())
         with contextlib.suppress(phalanx.InvalidCall):
             dist.send(torch.ones(2).to_sparse(), 0)
         dist.isend(torch.ones(2), 0)
@@ -185,11 +180,11 @@ def test_messages(tmp_path: Path, op: str) -> None:
 def _timeout(here: Here) -> str:
     here.init()
     if here.rank == 1:
-        _refuse_root(_group())
+        _refuse_root(default_group())
         here.hear()
         return ""
     with pytest.raises(phalanx.CallTimeout) as caught:
-        _group().broadcast(torch.ones(2), root=1, timeout=timedelta(seconds=1)).wait()
+        default_group().broadcast(torch.ones(2), root=1, timeout=timedelta(seconds=1)).wait()
     here.tell()
     return str(caught.value)
 
@@ -214,7 +209,7 @@ def _leave(here: Here, way: str) -> str:
     _Said(lambda: gate.open(str(here.rank)))
     if here.rank == 1:
         with pytest.raises(phalanx.InvalidCall) as refused:
-            _group().broadcast(torch.ones(2), root=7)  # refuses
+            default_group().broadcast(torch.ones(2), root=7)  # refuses
         gate.wait("0", "2")
         if way == "exit":
             os._exit(0)
@@ -258,7 +253,7 @@ def _another_call(here: Here) -> str:
     gate = Gate(here)
     _Said(lambda: gate.open(str(here.rank)))
     if here.rank == 1:
-        _refuse_root(_group())
+        _refuse_root(default_group())
         gate.wait("0", "2")
     with pytest.raises(phalanx.Mismatch) as caught:
         dist.all_reduce(torch.ones(2)) if here.rank == 1 else dist.broadcast(torch.ones(2), 1)
@@ -278,7 +273,7 @@ def _stale(here: Here) -> tuple[list[str], str]:
     here.init(timeout=2)
     said = _Said()
     if here.rank == 1:
-        _refuse_root(_group())
+        _refuse_root(default_group())
     dist.broadcast(torch.ones(2), 1)
     dist.barrier()
     if here.rank == 1:
@@ -305,7 +300,8 @@ def _long_text(here: Here) -> str:
     here.init()
     if here.rank == 1:
         with contextlib.suppress(phalanx.InvalidCall):
-            _group().allreduce(torch.ones(2), "\x1f\u2028é\n\U0001f600" * 5000)
+            nonsense: Any = "\x1f\u2028é\n\U0001f600" * 5000
+            default_group().allreduce(torch.ones(2), nonsense)
         os._exit(0)
     with pytest.raises(phalanx.PeerLost) as caught:
         dist.all_reduce(torch.ones(2))

@@ -55,7 +55,7 @@ def _end_at_first_word(how: str) -> None:
             _end(how)
         say(exchange, key, value)
 
-    Exchange.set = end  # type: ignore[method-assign]
+    Exchange.set = end  # type: ignore[assignment, method-assign]
 
 
 def _fall(here: Here, where: str, how: str) -> None:
@@ -114,7 +114,7 @@ def _fall_in_the_first(here: Here) -> None:
             if "hello" in key:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        Exchange.set = end  # type: ignore[method-assign]
+        Exchange.set = end  # type: ignore[assignment, method-assign]
     _init(here)
 
 
@@ -143,7 +143,7 @@ def _killed_by_a_launcher(here: Here) -> None:
     if here.rank == 2:
         here.hear()
         _end("crash")
-    Exchange.wait = lambda *_: signal.pause()  # type: ignore[assignment, method-assign]
+    Exchange.wait = lambda *_: signal.pause()  # type: ignore[method-assign]
     _init(here)
 
 

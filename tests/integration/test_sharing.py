@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ranks import Here, run, shared_files, values
 
 from phalanx import _native
-from phalanx.transports import rendezvous, segments
+from phalanx.transports import segments
 from phalanx.transports.hello import Hello, Offer
 from users import can_be_another, give_away
 
@@ -53,7 +53,7 @@ def _refuse(prefixes: tuple[str, ...], ranks: tuple[int, ...], here: Here) -> No
                 raise OSError(13, "Permission denied", path)
             return opened(path, nonce, size)
 
-    rendezvous._native.Segment = Refusing  # type: ignore[misc, assignment]
+    _native.Segment = Refusing  # type: ignore[misc, assignment]
 
 
 def _fall_back(here: Here) -> float:
@@ -196,7 +196,8 @@ def _offer_planted(here: Here) -> tuple[float, bool]:
             with made(hellos, _, own=own) as (_offer, segment):
                 yield Offer(str(path), nonce.hex()), segment
 
-        made, segments.made_memfd = segments.made_memfd, offer
+        made = segments.made_memfd
+        segments.made_memfd = offer  # type: ignore[assignment]
     before = path.read_bytes() if here.rank == 0 else b""
     try:
         here.init()

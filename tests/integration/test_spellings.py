@@ -163,7 +163,10 @@ SPELLINGS: dict[str, tuple[Spelling, list[list[float]]]] = {
         lambda g, r, t, o, i: g.all_to_all_single(output_tensor=torch.empty(4), input_tensor=torch.cat(i)),
         [[0, 0, 10, 10], [1, 1, 11, 11]],
     ),
-    "broadcast(numpy root)": (lambda g, r, t, o, i: g.broadcast(t, numpy.int64(1)), [[1, 1], [1, 1]]),
+    "broadcast(numpy root)": (
+        lambda g, r, t, o, i: g.broadcast(t, numpy.int64(1)),  # type: ignore[arg-type]
+        [[1, 1], [1, 1]],
+    ),
     "alltoall(timeout=)": (lambda g, r, t, o, i: g.alltoall(o, i, timeout=_SECOND), [[0, 0, 10, 10], [1, 1, 11, 11]]),
     # As in the tests of torch's own groups as objects.
     "allreduce(tensor, op, timeout=)": (

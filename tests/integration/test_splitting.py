@@ -230,8 +230,12 @@ def _closed(rank: int, world: pt.World) -> list[str]:
     part = whole.split_group([0, 1])
     assert part is not None
     whole.shutdown()
+    calls: list[Callable[[], object]] = [
+        lambda: whole.split_group([0]),
+        lambda: whole.merge_remote_group(world.store, 2),
+    ]
     codes = []
-    for call in (lambda: whole.split_group([0]), lambda: whole.merge_remote_group(world.store, 2)):
+    for call in calls:
         with pytest.raises(phalanx.GroupError) as caught:
             call()
         codes.append(caught.value.code)

@@ -17,18 +17,13 @@ from ranks import Gate, Here, World, values
 
 import phalanx
 import phalanx.testing as pt
+from default_group import default_group
 from phalanx import OpStatistics
 
 RANKS = 3
 LONG = 300_000  # elements; does not fit into the staging memory at once
 Totals = dict[str, tuple[int, int]]
 Run = Callable[..., list[Any]]
-
-
-def default_group() -> phalanx.ProcessGroup:
-    group = dist.group.WORLD
-    assert isinstance(group, phalanx.ProcessGroup)
-    return group
 
 
 def totals() -> Totals:
@@ -56,37 +51,41 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     return made
 
 
-def _ones(num: int = 1, size: int = 3) -> list[torch.Tensor]:
-    return [torch.ones(size) for _ in range(num)]
+def _one(size: int = 3) -> torch.Tensor:
+    return torch.ones(size)
+
+
+def _ones(num: int = 1) -> list[torch.Tensor]:
+    return [_one() for _ in range(num)]
 
 
 # Each op with three float32 numbers per rank, and the bytes that it has on the root (rank 0) and on the others.
 OPS: dict[str, tuple[str, Callable[[int, bool], Any], int, int]] = {
-    "all_reduce": ("all_reduce", lambda rank, later: dist.all_reduce(*_ones(), async_op=later), 12, 12),
+    "all_reduce": ("all_reduce", lambda rank, later: dist.all_reduce(_one(), async_op=later), 12, 12),
     "all_reduce, strided": (
         "all_reduce",
         lambda rank, later: dist.all_reduce(torch.ones(6)[::2], async_op=later),
         12,
         12,
     ),
-    "reduce": ("reduce", lambda rank, later: dist.reduce(*_ones(), 0, async_op=later), 12, 12),
-    "broadcast": ("broadcast", lambda rank, later: dist.broadcast(*_ones(), 0, async_op=later), 12, 12),
-    "all_gather": ("all_gather", lambda rank, later: dist.all_gather(_ones(RANKS), *_ones(), async_op=later), 36, 36),
+    "reduce": ("reduce", lambda rank, later: dist.reduce(_one(), 0, async_op=later), 12, 12),
+    "broadcast": ("broadcast", lambda rank, later: dist.broadcast(_one(), 0, async_op=later), 12, 12),
+    "all_gather": ("all_gather", lambda rank, later: dist.all_gather(_ones(RANKS), _one(), async_op=later), 36, 36),
     "gather": (
         "gather",
-        lambda rank, later: dist.gather(*_ones(), None if rank else _ones(RANKS), 0, async_op=later),
+        lambda rank, later: dist.gather(_one(), None if rank else _ones(RANKS), 0, async_op=later),
         36,
         12,
     ),
     "scatter": (
         "scatter",
-        lambda rank, later: dist.scatter(*_ones(), None if rank else _ones(RANKS), 0, async_op=later),
+        lambda rank, later: dist.scatter(_one(), None if rank else _ones(RANKS), 0, async_op=later),
         36,
         12,
     ),
     "reduce_scatter": (
         "reduce_scatter",
-        lambda rank, later: dist.reduce_scatter(*_ones(), _ones(RANKS), async_op=later),
+        lambda rank, later: dist.reduce_scatter(_one(), _ones(RANKS), async_op=later),
         36,
         36,
     ),
@@ -181,7 +180,7 @@ def test_a_sparse_all_reduce_counts_as_the_calls_that_it_is_made_of(run: Run) ->
 
 
 def _use_alone(rank: int) -> tuple[Totals, list[OpStatistics]]:
-    dist.all_reduce(*_ones())
+    dist.all_reduce(_one())
     dist.barrier()
     group = default_group()
     work = group.recv([torch.empty(3)], 0, 0)
@@ -197,14 +196,14 @@ def test_a_group_of_one_rank(run: Run) -> None:
 
 
 def _fail(rank: int) -> tuple[Totals, Totals]:
-    dist.all_reduce(*_ones())
+    dist.all_reduce(_one())
     with pytest.raises(phalanx.InvalidCall):
-        dist.broadcast(*_ones(), 7)
+        dist.broadcast(_one(), 7)
     before = totals()
     with pytest.raises(phalanx.Mismatch):
-        dist.all_reduce(*_ones(size=4 + rank))
+        dist.all_reduce(_one(4 + rank))
     with pytest.raises(phalanx.Mismatch):
-        dist.all_reduce(*_ones())
+        dist.all_reduce(_one())
     return before, totals()
 
 
@@ -232,7 +231,7 @@ def test_a_call_whose_peer_never_came_has_only_waited(run: Run) -> None:
 
 def _leave(rank: int) -> bool:
     group = default_group()
-    dist.all_reduce(*_ones())
+    dist.all_reduce(_one())
     before = group.statistics()
     dist.destroy_process_group()
     with pytest.raises(phalanx.GroupError):
@@ -245,7 +244,7 @@ def test_statistics_stay_when_the_group_was_left(run: Run) -> None:
 
 
 def _fork(rank: int) -> int:
-    dist.all_reduce(*_ones())
+    dist.all_reduce(_one())
     group = default_group()
     pid = os.fork()
     if pid == 0:

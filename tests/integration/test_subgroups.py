@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def test_members_alone_make_their_groups_between_processes(program: Callable[[in
 @pytest.mark.parametrize("schedule", ["round robin", "random", "free"])
 def test_members_alone_make_their_groups_between_threads(program: Callable[[int], list[int]], schedule: str) -> None:
     for seed in range(1 if schedule != "random" else 5):
-        options = {"seed": seed} if schedule == "random" else {}
+        options: dict[str, Any] = {"seed": seed} if schedule == "random" else {}
         assert pt.run(lambda rank, world: program(rank), 4, schedule=schedule, **options) == _PROGRAMS[program]
 
 

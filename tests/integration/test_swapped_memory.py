@@ -57,7 +57,8 @@ def _swapped(here: Here, call: str, by_set: bool) -> list[float]:
         gc.collect()
         gate.open("swapped")
     work.wait()
-    return tensor.unique().tolist()
+    found: list[float] = tensor.unique().tolist()
+    return found
 
 
 @pytest.mark.parametrize("by_set", [False, True])
@@ -77,7 +78,7 @@ def _swapped_strided(here: Here, call: str) -> list[list[float]]:
         gate.wait("swapped")
     work = _CALLS[call](view, here.rank)
     if here.rank == 0:
-        view.set_(other)
+        view.set_(other)  # type: ignore[call-overload]
         gate.open("swapped")
     work.wait()
     return [base[:, 1].unique().tolist(), other.unique().tolist()]
@@ -113,7 +114,8 @@ def _swapped_by_a_thread(here: Here, plain: bool) -> list[float]:
         group = dist.group.WORLD
         assert group is not None
         group.allreduce_coalesced(tensors).wait()
-    return tensor.unique().tolist()
+    found: list[float] = tensor.unique().tolist()
+    return found
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -128,18 +130,19 @@ def test_memory_that_another_thread_swaps(plain: bool, tmp_path: Path) -> None:
 
 
 def _swapped_in_a_world_of_threads(rank: int, world: phalanx.testing.World) -> list[list[float]]:
-    found = []
-    for call in (
+    calls: list[Callable[[torch.Tensor], Any]] = [
         lambda tensor: dist.all_reduce(tensor, async_op=True),
         lambda tensor: dist.irecv(tensor, 1) if rank == 0 else dist.isend(tensor, 0),
-    ):
+    ]
+    found = []
+    for call in calls:
         memory, other = torch.full((1000,), rank + 1.0), torch.zeros(3)
         tensor = memory.detach()
         if rank == 1:
             dist.recv(torch.empty(1), 0, tag=1)
         work = call(tensor)
         if rank == 0:
-            tensor.set_(other)
+            tensor.set_(other)  # type: ignore[call-overload]
             dist.send(torch.zeros(1), 1, tag=1)
         work.wait()
         found += [memory.unique().tolist(), other.unique().tolist()]

@@ -20,6 +20,7 @@ from ranks import Here, values
 from system_limits import MIB, address_space, fill_handles, limited, set_limit
 
 import phalanx
+from default_group import default_group
 from phalanx import _native
 from phalanx.transports import failures, limits
 from phalanx.types import GroupInfo
@@ -90,7 +91,7 @@ def _report_without_handles(here: Here) -> tuple[list[str], str]:
     here.init()
     lines = _Lines().lines
     if here.rank == 1:
-        dist.group.WORLD.abort()
+        default_group().abort()
         return [], ""
     fill_handles(0)
     with pytest.raises(phalanx.PhalanxError) as caught:
@@ -160,6 +161,7 @@ def _first_calls_without_threads(here: Here, folder: str, where: str) -> tuple[l
     got += [tensor[0].item(), dropped[0].item()]
     received = torch.zeros(300_000)
     receive = dist.irecv(received, 1 - here.rank)
+    assert receive is not None
     with pytest.raises(phalanx.GroupError) as caught:
         receive.get_future()
     lines.append(str(caught.value))

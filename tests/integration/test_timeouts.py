@@ -18,6 +18,7 @@ from ranks import Here, values
 
 import phalanx
 import phalanx.testing as pt
+from default_group import default_group
 from phalanx.testing.options import Options
 
 YEARS = timedelta(days=365)
@@ -215,7 +216,7 @@ def test_groups_take(timeout: Any) -> None:
 def _waits_without_limit(here: Here) -> list[float]:
     """A call that waits for its peer, under timeouts that would overflow a clock."""
     here.init()
-    group = dist.group.WORLD
+    group = default_group()
     group.set_timeout(timedelta.max)
     store = dist.distributed_c10d._get_default_store()
     got = []
@@ -272,7 +273,7 @@ def _store_timeouts(here: Here) -> list[float]:
 
 def test_threads() -> None:
     def main(rank: int, world: Any) -> list[float]:
-        group = dist.group.WORLD
+        group = default_group()
         got = []
         for timeout in (None, timedelta.max, timedelta(seconds=5), 40 * YEARS):
             tensor = torch.ones(1)
@@ -290,7 +291,7 @@ def test_threads() -> None:
 def test_threads_without_a_limit_find_a_deadlock() -> None:
     def main(rank: int, world: Any) -> None:
         if rank == 0:
-            dist.group.WORLD.allreduce([torch.ones(1)], timeout=timedelta.max).wait(timedelta.max)
+            default_group().allreduce([torch.ones(1)], timeout=timedelta.max).wait(timedelta.max)
         else:
             dist.recv(torch.ones(1), 0)
 

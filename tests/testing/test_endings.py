@@ -235,8 +235,10 @@ def _gives_up_while_others_may_come(rank: int, world: pt.World) -> str:
         world.store.get("told")
         return "absent"
     try:
-        call = (lambda: dist.all_reduce(torch.ones(1))) if rank == 0 else dist.barrier
-        call()
+        if rank == 0:
+            dist.all_reduce(torch.ones(1))
+        else:
+            dist.barrier()
     except phalanx.PhalanxError as error:
         world.store.set("told", "")
         return error.code

@@ -33,6 +33,7 @@ def test_waits_that_run_out() -> None:
             dist.send(torch.ones(1), 0)
             return
         receiving = dist.irecv(torch.ones(1), 1)
+        assert receiving is not None
         with pytest.raises(phalanx.CallTimeout):
             receiving.wait(timedelta(seconds=0.02))
         dist.send(torch.ones(1), 1)
@@ -62,7 +63,13 @@ def test_a_callback_that_others_wait_for() -> None:
         first, second = dist.new_group(), dist.new_group()
         if rank == 0:
             future = dist.all_reduce(torch.ones(1), group=first, async_op=True).get_future()
-            future.then(lambda _: (called.set(), _until_it_waits(threads, 1), world.store.set("k", "1")))
+
+            def go_on(_: object) -> None:
+                called.set()
+                _until_it_waits(threads, 1)
+                world.store.set("k", "1")
+
+            future.then(go_on)
             threads[rank] = threading.get_ident()
         else:
             # The other one is called back in the barrier.

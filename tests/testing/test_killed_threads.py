@@ -30,6 +30,16 @@ def reduce(group: dist.ProcessGroup | None = None) -> None:
     dist.all_reduce(torch.ones(1), group=group)
 
 
+def reduce_twice(group: dist.ProcessGroup | None) -> None:
+    reduce(group)
+    reduce(group)
+
+
+def reduce_and_tell(done: queue.Queue[None]) -> None:
+    reduce()
+    done.put(None)
+
+
 def start_one_thread_after_another(rank: int, world: pt.World) -> None:
     for _ in range(3):
         start(reduce).join()
@@ -59,7 +69,7 @@ def join_one_of_two_threads(rank: int, world: pt.World) -> None:
 
 def wait_in_a_call_meanwhile(rank: int, world: pt.World) -> None:
     group = dist.new_group()
-    thread = start(lambda: [reduce(group) for _ in range(2)])
+    thread = start(lambda: reduce_twice(group))
     try:
         reduce()
     finally:
@@ -81,7 +91,7 @@ def wait_for_ever(rank: int, world: pt.World) -> None:
     """The thread is gone, and nothing ever comes."""
     done: queue.Queue[None] = queue.Queue()
     if rank == 1:
-        start(lambda: done.put(reduce()))
+        start(lambda: reduce_and_tell(done))
         done.get()
     reduce()
 
@@ -207,7 +217,7 @@ def test_two_killed_ranks_whose_threads_wait_for_ever(options: dict[str, Any]) -
     def wait_for_a_dead_thread(rank: int, world: pt.World) -> None:
         done: queue.Queue[None] = queue.Queue()
         if rank:
-            start(lambda: done.put(reduce()))
+            start(lambda: reduce_and_tell(done))
             done.get()
         reduce()
 
@@ -222,7 +232,7 @@ def test_the_second_of_two_killed_ranks_is_interrupted(options: dict[str, Any]) 
     def compute_for_ever(rank: int, world: pt.World) -> None:
         done: queue.Queue[None] = queue.Queue()
         if rank == 1:
-            start(lambda: done.put(reduce()))
+            start(lambda: reduce_and_tell(done))
             done.get()
         try:
             reduce()

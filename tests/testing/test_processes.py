@@ -226,7 +226,7 @@ def test_nothing_is_left_for_the_next_run(monkeypatch: pytest.MonkeyPatch, tmp_p
 def _load(rank: int, world: pt.World) -> float:
     data = torch.utils.data.TensorDataset(torch.arange(4.0))
     loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=1)
-    return sum(batch.sum().item() for (batch,) in loader)
+    return sum(float(batch.sum()) for (batch,) in loader)
 
 
 def test_ranks_may_have_children() -> None:

@@ -15,11 +15,13 @@ from torch._C import _distributed_c10d
 from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import phalanx
 import phalanx.testing as pt
+from default_group import default_group
 
 
 def test_meshes_of_two_ranks_are_not_equal() -> None:
@@ -97,7 +99,7 @@ def test_one_of_several_futures_fails() -> None:
     def wait(rank: int, world: pt.World) -> None:
         if rank == 0:
             works = [dist.irecv(torch.ones(1), 1) for _ in range(2)]
-            torch.futures.wait_all([work.get_future() for work in works])
+            torch.futures.wait_all([work.get_future() for work in works if work is not None])
         else:
             dist.send(torch.ones(1), 0)
 
@@ -130,13 +132,13 @@ def test_monitored_barrier_names_all_that_are_missing_on_every_rank() -> None:
             world.store.get("go")
             return None
         with pytest.raises(phalanx.CallTimeout) as caught:
-            world.group.monitored_barrier(timedelta(minutes=30), wait_all_ranks=True)
+            default_group().monitored_barrier(timedelta(minutes=30), wait_all_ranks=True)
         world.store.set("go", "")
         return str(caught.value)
 
     for rank, text in enumerate(pt.run(come, 5)):
         assert rank in (1, 3) or "ranks 1, 3 did not come" in text
-    pt.run(lambda rank, world: world.group.monitored_barrier(), 3)
+    pt.run(lambda rank, world: default_group().monitored_barrier(), 3)
 
 
 def _draw(rank: int, world: pt.World) -> tuple[float, ...]:
@@ -144,14 +146,18 @@ def _draw(rank: int, world: pt.World) -> tuple[float, ...]:
     return torch.rand(1).item(), random.random(), numpy.random.random(), random.gauss(0, 1), torch.randn(1).item()
 
 
+def _numpys_state() -> object:
+    return numpy.random.get_state(legacy=False)["state"]["key"].tolist()
+
+
 def test_every_run_begins_with_the_same_random_numbers() -> None:
     first = pt.run(_draw, 2)
     assert first[0] == first[1]
     torch.rand(3), random.random(), numpy.random.random(), random.gauss(0, 1)
-    before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
+    before = torch.get_rng_state(), random.getstate(), _numpys_state()
     assert pt.run(_draw, 2, seed=5) == first
     assert pt.run(_draw, 2, processes=True) == first
-    after = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
+    after = torch.get_rng_state(), random.getstate(), _numpys_state()
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
 
@@ -197,7 +203,7 @@ def _join(rank: int, world: pt.World) -> float:
             model(torch.ones(1, 1)).sum().backward()
     gradient = model.module.weight.grad
     assert gradient is not None
-    return gradient.item()
+    return float(gradient)
 
 
 def test_join_with_uneven_inputs() -> None:
@@ -230,7 +236,7 @@ def test_torch_knows_nothing_of_a_run_that_is_over() -> None:
         assert reduced.item() == 2.0
 
     pt.run(work, 2)
-    for name in ("0", "1"):
+    for name in (GroupName("0"), GroupName("1")):
         with pytest.raises(RuntimeError, match="Could not resolve the process group"):
             _distributed_c10d._resolve_process_group(name)
     assert _distributed_c10d._get_work_registry_size() == 0
@@ -239,6 +245,7 @@ def test_torch_knows_nothing_of_a_run_that_is_over() -> None:
     dist.init_process_group("phalanx", store=dist.HashStore(), rank=0, world_size=1)
     try:
         pt.run(work, 2)
+        assert dist.group.WORLD is not None
         assert functional_collectives.all_reduce(torch.ones(1), "sum", dist.group.WORLD).item() == 1.0
         assert dist.get_world_size() == 1
     finally:

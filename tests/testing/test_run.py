@@ -373,8 +373,9 @@ def test_ddp_trains() -> None:
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+    usual: dict[str, Any] = {"function": _sum, "ranks": 2}
     with pytest.raises(error, match=match):
-        pt.run(**({"function": _sum, "ranks": 2} | arguments))
+        pt.run(**(usual | arguments))
 
 
 def test_runs_can_not_be_nested() -> None:

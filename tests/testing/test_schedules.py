@@ -71,8 +71,13 @@ def test_a_failure_can_be_replayed() -> None:
 
 def test_a_schedule_of_another_program() -> None:
     _, replay = _failing_schedule()
+
+    def meet_often(rank: int, world: pt.World) -> None:
+        for _ in range(20):
+            world.barrier()
+
     with pytest.raises(ValueError, match="expected the schedule of this program"):
-        pt.run(lambda rank, world: [world.barrier() for _ in range(20)], 3, replay=replay)
+        pt.run(meet_often, 3, replay=replay)
     with pytest.raises(ValueError, match="expected a schedule of 2 ranks, got one of 3"):
         pt.run(_race([]), 2, replay=replay)
     with pytest.raises(ValueError, match="expected a schedule as a failed run prints it, got 'abc'"):

@@ -13,10 +13,11 @@ from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
 import phalanx.testing as pt
+from default_group import default_group
 
 
 def _functional(rank: int, world: pt.World) -> dict[str, list[Any]]:
-    group = dist.group.WORLD
+    group = default_group()
     size = world.size
     mine = torch.arange(4.0) + 10 * rank
     splits = [1] * size
@@ -54,10 +55,10 @@ def test_functional_collectives(run_ranks: RunRanks) -> None:
 
 def _gradient(rank: int, world: pt.World) -> list[float]:
     x = (torch.arange(2.0) + rank).requires_grad_()
-    gathered = functional.all_gather_single_autograd(x, 0, dist.group.WORLD)
+    gathered = functional.all_gather_single_autograd(x, 0, default_group())
     (gathered * torch.arange(4.0) * (rank + 1)).sum().backward()
     assert x.grad is not None
-    return x.grad.tolist()  # type: ignore[no-any-return]
+    return x.grad.tolist()
 
 
 def test_gradient_of_a_functional_collective(run_ranks: RunRanks) -> None:
@@ -73,8 +74,9 @@ class _Compiled:
     def __call__(self, rank: int, world: pt.World) -> tuple[list[Tensor], list[Tensor]]:
         def step(weight: Tensor, x: Tensor) -> Tensor:
             partial = (x @ weight).tanh().mean(0)
-            mean = functional.all_reduce(partial, "sum", dist.group.WORLD) / dist.get_world_size()
-            everything = functional.all_gather_single(mean * 2, 0, dist.group.WORLD)
+            group: Any = dist.group.WORLD
+            mean = functional.all_reduce(partial, "sum", group) / dist.get_world_size()
+            everything = functional.all_gather_single(mean * 2, 0, group)
             return everything + 1
 
         torch.manual_seed(0)

@@ -79,12 +79,15 @@ def test_complex_parameters(run_ranks: RunRanks) -> None:
 
 def _ignored(rank: int, world: pt.World) -> list[Tensor]:
     model = _mlp()
+    first, last = model[0].bias, model[2].bias
+    assert isinstance(first, Tensor)
+    assert isinstance(last, Tensor)
     if rank == 1:
-        nn.init.zeros_(model[2].bias)
+        nn.init.zeros_(last)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["2.bias"])
     wrapped = DistributedDataParallel(model)
     _loss(wrapped(_batch(rank, 0))).backward()
-    return [parameter.grad for parameter in (model[0].bias, model[2].bias) if parameter.grad is not None]
+    return [parameter.grad for parameter in (first, last) if parameter.grad is not None]
 
 
 def test_ignored_parameters_are_not_reduced(run_ranks: RunRanks) -> None:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 import phalanx.testing as pt
+from default_group import default_group
 
 Make = Callable[[float, int], Tensor]
 Program = Callable[[dist.ProcessGroup, Make], list[Tensor]]
@@ -28,7 +29,7 @@ class Watch(TorchDispatchMode):
     """Notes which ops of c10d it sees."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -261,7 +262,7 @@ def _count_by_hand(rank: int, world: pt.World) -> dict[str, int]:
     with CommDebugMode() as mode:
         for _ in range(3):
             dist.all_reduce(tensor)
-        functional.all_reduce(tensor, "sum", dist.group.WORLD).clone()
+        functional.all_reduce(tensor, "sum", default_group()).clone()
         dist.broadcast(tensor, 0)
     dist.all_reduce(tensor)
     return {str(op).split(".")[-1]: count for op, count in mode.get_comm_counts().items()}
@@ -278,16 +279,18 @@ class _Logged(Tensor):
     seen: ClassVar[list[str]] = []
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         cls.seen.append(func._opname)
-        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        with torch._C._DisableTorchDispatch():
             plain = tree_map_only(_Logged, lambda tensor: tensor.as_subclass(Tensor), args)
         return func(*plain, **(kwargs or {}))
 
 
 def _logged(rank: int, world: pt.World) -> tuple[float, bool]:
     memory = torch.ones(3)
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch():
         logged = memory.as_subclass(_Logged)
     dist.all_reduce(logged)
     return memory.sum().item(), "allreduce_" in _Logged.seen
@@ -298,7 +301,7 @@ def test_subclass_with_memory_is_asked_too(run_ranks: RunRanks) -> None:
 
 
 def _async_collective_tensor(rank: int, world: pt.World) -> list[float]:
-    tensor = functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+    tensor = functional.all_reduce(torch.ones(2), "sum", default_group())
     assert isinstance(tensor, functional.AsyncCollectiveTensor)
     dist.all_reduce(tensor)
     return tensor.tolist()  # type: ignore[no-any-return]
@@ -356,11 +359,12 @@ class _Refuses(TorchDispatchMode):
 def _refused(rank: int, world: pt.World) -> list[str]:
     """What a mode raises reaches the caller, and leaves the modes as they were."""
     tensor = torch.ones(1)
-    with Watch() as watch:
-        with pytest.raises(LookupError, match="not today"), _Refuses():
+    watch = Watch()
+    with watch:
+        with pytest.raises(LookupError, match="not today"), _Refuses():  # type: ignore[no-untyped-call]
             dist.all_reduce(tensor)
         dist.all_reduce(tensor)
-    with torch._C._DisableTorchDispatch(), Watch() as blind:  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch(), Watch() as blind:
         dist.all_reduce(tensor)
     assert blind.seen == []
     dist.all_reduce(tensor)
@@ -373,15 +377,15 @@ def test_mode_that_raises(run_ranks: RunRanks) -> None:
 
 
 def _errors(rank: int, world: pt.World) -> list[str]:
-    group = dist.group.WORLD
-    assert group is not None
+    group: Any = dist.group.WORLD
+    calls: list[Callable[[], Any]] = [
+        lambda: group.allreduce("nonsense"),
+        lambda: dist.broadcast(torch.ones(1, dtype=torch.float32), group_src=7),
+        lambda: dist.all_reduce(torch.ones(2 + rank)),
+    ]
     codes = []
     with Watch():
-        for wrong in (
-            lambda: group.allreduce("nonsense"),
-            lambda: dist.broadcast(torch.ones(1, dtype=torch.float32), group_src=7),
-            lambda: dist.all_reduce(torch.ones(2 + rank)),
-        ):
+        for wrong in calls:
             with pytest.raises(dist.DistBackendError) as error:
                 wrong()
             codes.append(error.value.code)  # type: ignore[attr-defined]
@@ -394,10 +398,10 @@ def test_errors_keep_their_class_under_a_mode() -> None:
 
 def _spellings(rank: int, world: pt.World) -> list[str]:
     """Calls of the group itself, with keywords and without options."""
-    group = dist.group.WORLD
-    assert group is not None
+    group = default_group()
     ones = torch.ones(2)
-    with Watch() as watch:
+    watch = Watch()
+    with watch:
         group.allreduce(ones, op=dist.ReduceOp.MAX).wait()
         group.allgather_coalesced([[torch.ones(1)], [torch.ones(1)]], [torch.ones(1)]).wait()
         group.allgather_into_tensor_coalesced([torch.ones(2)], [torch.ones(1)]).wait()
@@ -407,7 +411,7 @@ def _spellings(rank: int, world: pt.World) -> list[str]:
         group.alltoall_base(torch.ones(2), torch.ones(2), [], []).wait()
         group.broadcast(ones, root=1).wait()
         group.reduce(ones, root=1, op=dist.ReduceOp.MIN).wait()
-        group.allreduce(ones, op=dist._make_nccl_premul_sum(0.5)).wait()  # type: ignore[attr-defined]
+        group.allreduce(ones, op=dist._make_nccl_premul_sum(0.5)).wait()
         group.monitored_barrier()
     assert ones.tolist() == [1.0, 1.0]
     return watch.seen
@@ -439,7 +443,7 @@ def _negative_view(rank: int, world: pt.World) -> list[float]:
     tensor = torch._neg_view(_plain(-(rank + 1), 2))
     with Watch():
         dist.all_reduce(tensor)
-    return tensor.tolist()  # type: ignore[no-any-return]
+    return tensor.tolist()
 
 
 def test_a_negative_view_under_a_mode_gets_the_result(run_ranks: RunRanks) -> None:

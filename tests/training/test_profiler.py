@@ -106,7 +106,7 @@ def _on_one_process(rank: int, world: pt.World) -> list[float]:
         sends, receives = dist.P2POp(dist.isend, torch.ones(1), 1 - rank), dist.P2POp(dist.irecv, tensor[:1], 1 - rank)
         for work in dist.batch_isend_irecv([sends, receives]):
             work.wait()
-    return tensor.tolist()  # type: ignore[no-any-return]
+    return tensor.tolist()
 
 
 def test_one_process_is_profiled_and_its_peer_is_not() -> None:
@@ -228,7 +228,7 @@ def _messages_in_backward(rank: int, world: pt.World) -> list[float]:
         (_Exchange.apply(x, works, received) * (rank + 1)).sum().backward()  # type: ignore[no-untyped-call]
         for work in works:
             work.wait()
-    return received.tolist()  # type: ignore[no-any-return]
+    return received.tolist()
 
 
 def test_messages_in_backward() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import phalanx.testing as pt
@@ -64,7 +64,7 @@ def test_mesh_with_sub_groups(run_ranks: RunRanks) -> None:
     ]
 
 
-_PLACEMENTS = [
+_PLACEMENTS: list[tuple[list[Placement], list[Placement]]] = [
     ([Shard(0), Replicate()], [Replicate(), Shard(1)]),
     ([Shard(1), Replicate()], [Shard(0), Replicate()]),
     ([Replicate(), Shard(1)], [Replicate(), Shard(0)]),
@@ -185,7 +185,9 @@ def _tensor_parallel(rank: int, world: pt.World) -> dict[str, Tensor]:
     mesh = init_device_mesh("cpu", (world.size,))
     model = _mlp()
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    assert model[0].weight.to_local().shape == (16 // world.size, 8)
+    weight = model[0].weight
+    assert isinstance(weight, DTensor)
+    assert weight.to_local().shape == (16 // world.size, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(_STEPS):
         optimizer.zero_grad()
@@ -234,7 +236,7 @@ class _Pipeline:
 
     def __call__(self, rank: int, world: pt.World) -> tuple[list[float], list[Tensor]]:
         whole = _mlp()
-        mine = nn.Sequential(*(whole[:2] if rank == 0 else whole[2:]))
+        mine = whole[:2] if rank == 0 else whole[2:]
         stage = PipelineStage(mine, rank, world.size, torch.device("cpu"))
         kind = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}[self.schedule]
         schedule = kind(stage, n_microbatches=4, loss_fn=_loss)

@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import phalanx
 import phalanx.testing as pt
+from default_group import default_group
 
 _STEPS, _ROWS = 3, 4
 
@@ -75,11 +76,13 @@ class _Partly(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.halves = nn.ModuleList([_mlp(), _mlp()])
+        self.seen: Tensor
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, batch: Tensor, half: int) -> Tensor:
         self.seen += batch[0, 0].detach()
-        return self.halves[half](batch)
+        output: Tensor = self.halves[half](batch)
+        return output
 
 
 def _whole(step: int, size: int = 2) -> Tensor:
@@ -151,7 +154,8 @@ def _ddp_no_sync(rank: int, world: pt.World) -> list[Tensor]:
             first, second = _own(group, step).chunk(2)
             with model.no_sync():
                 (model(first).square().mean() / 2).backward()
-            return model(second).square().mean() / 2
+            half: Tensor = model(second).square().mean() / 2
+            return half
 
         return _descend(model, loss)
 
@@ -244,8 +248,9 @@ def _replicated_and_sharded(rank: int, world: pt.World) -> list[Tensor]:
         dist.new_group(ranks, backend="phalanx", pg_options=group, use_local_synchronization=True)
         assert dist.get_process_group_ranks(group) == ranks
     mesh = DeviceMesh.from_group([across, along], "cpu", [[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard"))
-    model = fully_shard(_mlp(), mesh=mesh)
-    values = _descend(model, lambda step: model(_own(dist.group.WORLD, step)).square().mean())
+    model = _mlp()
+    fully_shard(model, mesh=mesh)
+    values = _descend(model, lambda step: model(_own(default_group(), step)).square().mean())
     dist.destroy_process_group()
     return values
 
@@ -259,7 +264,9 @@ def _dtensors(rank: int, world: pt.World) -> tuple[Tensor, Tensor, list[int]]:
         mesh = DeviceMesh.from_group(group, "cpu")
         left = distribute_tensor(torch.arange(32.0).reshape(4, 8), mesh, [Shard(1)])
         right = distribute_tensor(torch.arange(48.0).reshape(8, 6), mesh, [Shard(0)])
-        product = (left @ right).redistribute(mesh, [Shard(0)])
+        product = left @ right
+        assert isinstance(product, DTensor)
+        product = product.redistribute(mesh, [Shard(0)])
         moved = left.redistribute(mesh, [Shard(0)]).redistribute(mesh, [Replicate()])
         return product.full_tensor(), moved.to_local().clone(), list(product.to_local().shape)
 
@@ -324,9 +331,9 @@ def _names(rank: int, world: pt.World) -> list[str]:
     group = _group(world, rank, world.size, "learners")
     _hand_over(group)
     told = []
-    with pytest.raises(phalanx.InvalidCall) as error:
+    with pytest.raises(phalanx.InvalidCall) as refused:
         group.broadcast(torch.ones(1), root=7)
-    told.append(error.value.group)
+    told.append(str(refused.value.group))
     with pytest.raises(phalanx.GroupError) as error:
         dist.new_group([0, 1], backend="phalanx", pg_options=group)
     told.append(error.value.message)

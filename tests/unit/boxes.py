@@ -112,8 +112,9 @@ def make_box(
     struct.pack_into("<QII", header, 56, len(calls), len(arena.data), ending)
     struct.pack_into("<256s", header, 72, program.encode())
     struct.pack_into("<qIiqI", header, 328, int(ended_at * SECOND), how, status + 1, num_hidden, len(deaths))
-    for number, (at, dead, began, why, *ranks) in enumerate(deaths):
-        rank_of = (ranks[0] if ranks else -1) + 1
+    for number, death in enumerate(deaths):
+        at, dead, began, why = death[:4]
+        rank_of = (death[4] if len(death) == 5 else -1) + 1
         struct.pack_into("<qqQiHH", header, 360 + 32 * number, int(at * SECOND), dead, began, why, 0, rank_of)
     struct.pack_into("<1024s", header, 872, exception.encode())
     if host:

@@ -25,6 +25,7 @@ from boxes import ARENA_BYTES, RECORDS_OFFSET, Call, collective, make_box, messa
 
 from phalanx.commands import main, report
 from phalanx.debug.box_layout import FORMATS, NEWEST, Format
+from phalanx.reporters.text import report_lines
 
 _CAPACITY = 8
 _SECONDS = 30
@@ -256,13 +257,12 @@ def run_case(seed: int, folder: Path) -> None:
 @contextlib.contextmanager
 def _counted(folder: Path) -> Iterator[None]:
     """Counts what a report is made of."""
-    real = report.report_lines
     files = {status.st_ino: status.st_blocks * 512 for status in map(os.lstat, folder.iterdir())}
 
     def count(*args: Any) -> list[str]:
         kept = kept_bytes(args)
         assert kept <= _KEPT_BYTES + _KEPT_FACTOR * sum(files.values()), f"{kept} bytes of {sum(files.values())}"
-        return real(*args)
+        return report_lines(*args)
 
     with unittest.mock.patch.object(report, "report_lines", count):
         yield

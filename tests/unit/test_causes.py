@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from boxes import Call, collective, message
 from jobs import ALL_IS_WELL, SIX, process, report, seventh
@@ -226,7 +228,14 @@ def _cause(*processes: Process) -> str:
 
 def test_a_rank_that_a_launcher_ended_after_others_gave_up() -> None:
     gave_up = seventh(**GAVE_UP)
-    ended = {"size": 3, "ending": FAILED, "ended_at": 7.1, "how": 3, "exception": "CallTimeout: …", "status": 1 << 8}
+    ended: dict[str, Any] = {
+        "size": 3,
+        "ending": FAILED,
+        "ended_at": 7.1,
+        "how": 3,
+        "exception": "CallTimeout: …",
+        "status": 1 << 8,
+    }
     assert _cause(
         process(0, *SIX, gave_up, **ended, deaths=[(8.0, 102, 1, SIGTERM)]),
         process(1, *SIX, gave_up, **ended),

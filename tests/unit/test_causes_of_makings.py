@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from boxes import Call, making
 from jobs import ALL_IS_WELL, SIX, process, report
@@ -13,7 +15,7 @@ from phalanx.debug.records import DIED, ENDED_WELL, FAILED
 SIGKILL, SIGTERM = 9, 15
 EXIT_1, EXIT_3 = 1 << 8, 3 << 8
 NOT_COME = "it had not begun new_group, of group '1', for which ranks 0, 1 waited"
-ENDED = {"size": 3, "ending": FAILED, "how": 1, "status": EXIT_1}
+ENDED: dict[str, Any] = {"size": 3, "ending": FAILED, "how": 1, "status": EXIT_1}
 
 
 def _cause(*processes: Process) -> str:
@@ -139,6 +141,6 @@ def test_a_rank_that_was_ended_by_a_launcher_after_it_had_left_in_order() -> Non
 )
 def test_a_rank_that_left_in_order_and_then_ended(status: int, said: str) -> None:
     """By os._exit, say: it is not the cause of what another rank does later. A rank that was killed may be."""
-    raised = {"ending": FAILED, "how": 2, "exception": "ValueError: wrong", "ended_at": 5.0}
+    raised: dict[str, Any] = {"ending": FAILED, "how": 2, "exception": "ValueError: wrong", "ended_at": 5.0}
     cause = _cause(process(0, *SIX, **raised, deaths=[(4.0, 101, 1, status, 1)]), process(1, *SIX, ending=ENDED_WELL))
     assert cause.startswith(said)

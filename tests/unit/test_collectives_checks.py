@@ -319,7 +319,7 @@ def test_reduce_ops_that_a_dtype_does_not_have(op: str) -> None:
         (torch.float32, -1),
         (torch.float32, "SUM"),
     ]:
-        assert refused(lambda d=dtype, r=reduce_op: build(t(4, dtype=d), r, 1.0)).code == "INVALID:REDUCE_OP"
+        assert refused(partial(build, t(4, dtype=dtype), reduce_op, 1.0)).code == "INVALID:REDUCE_OP"
     error = refused(lambda: build(t(4, dtype=torch.float8_e8m0fnu), SUM, 1.0))
     assert error.code == "INVALID:DTYPE"
     assert "float8_e8m0fnu" in error.message
@@ -329,7 +329,7 @@ def test_reduce_ops_that_a_dtype_does_not_have(op: str) -> None:
 def test_factors(op: str) -> None:
     build = REDUCTIONS[op]
     for factor in (0.5, 2.0**64, float("nan"), float("inf")):
-        assert refused(lambda f=factor: build(t(4, dtype=INT), PREMUL_SUM, f)).code == "INVALID:REDUCE_OP"
+        assert refused(partial(build, t(4, dtype=INT), PREMUL_SUM, factor)).code == "INVALID:REDUCE_OP"
         assert build(t(4), PREMUL_SUM, factor).factor is factor
     assert build(t(4, dtype=INT), PREMUL_SUM, -3.0).factor == -3.0
     assert build(t(4, dtype=torch.complex64), PREMUL_SUM, 0.5).factor == 0.5

@@ -228,7 +228,11 @@ def test_the_layout_is_the_same_in_every_process() -> None:
     assert int(printed) == here != 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e8m0fnu, torch.bits8, torch.bits16, torch.uint3, torch.int1], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float8_e8m0fnu, torch.bits8, torch.bits16, torch.uint3, torch.int1],  # type: ignore[attr-defined]
+    ids=str,
+)
 def test_dtypes_without_arithmetic_move(dtype: torch.dtype) -> None:
     def make(first: int) -> Tensor:
         return torch.arange(first, first + 2 * dtype.itemsize, dtype=torch.uint8).view(dtype)

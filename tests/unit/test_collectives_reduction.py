@@ -97,7 +97,8 @@ def rounded(value: float, dtype: torch.dtype) -> float:
     if dtype is torch.float64:
         return value
     try:
-        return struct.unpack("f", struct.pack("f", value))[0]
+        (rounded,) = struct.unpack("f", struct.pack("f", value))
+        return float(rounded)
     except OverflowError:
         return math.copysign(math.inf, value)
 

@@ -387,8 +387,13 @@ def test_roots_make_no_groups() -> None:
     calls = [collective("broadcast", seq, peer=seq % 2) for seq in range(1, 7)]
     made: list[Any] = []
     real = flight._group_of
+
+    def group_of(*args: Any) -> Any:
+        made.append(args)
+        return real(*args)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flight, "_group_of", lambda *args: made.append(args) or real(*args))
+        patch.setattr(flight, "_group_of", group_of)
         trace = flight.trace_of(box_of(*calls))
     assert len(made) == 1
     assert [entry["collective_seq_id"] for entry in trace["entries"]] == [1, 2, 3, 4, 5, 6]

@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -167,7 +168,7 @@ def test_a_process_joins_while_another_one_leaves_a_folder_that_stays(folder: Pa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folders, "_all_ended_well", look)
         patch.setattr(folders, "_PATIENCE", 30.0)
-        patch.setattr(folders.time, "sleep", lambda _: looked.set())
+        patch.setattr(time, "sleep", lambda _: looked.set())
         leaver = threading.Thread(target=membership.end, args=(True,))
         leaver.start()
         assert looking.wait(30)

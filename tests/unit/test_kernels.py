@@ -168,7 +168,8 @@ def assert_same(actual: torch.Tensor, wanted: torch.Tensor) -> None:
 
 def each_kernel(test: Callable[..., None]) -> Callable[..., None]:
     ids = [f"{str(dtype).removeprefix('torch.')}-{REDUCE_OP_NAMES[op]}" for dtype, op in KERNELS]
-    return pytest.mark.parametrize(("dtype", "op"), KERNELS, ids=ids)(test)
+    decorated: Callable[..., None] = pytest.mark.parametrize(("dtype", "op"), KERNELS, ids=ids)(test)
+    return decorated
 
 
 def test_kernels_exist_where_dtype_has_op() -> None:

@@ -63,7 +63,7 @@ def test_a_segment_is_sparse_and_private_to_its_user() -> None:
 def test_requests_that_make_no_sense_are_refused() -> None:
     segment = _native.Segment.create_memfd(1, _native.tuning_for(1, 2), bytes(16))
     group = _native.Group(segment, 0)
-    nothing = ([], [], 0, False)
+    nothing: tuple[list[int], list[int], int, bool] = ([], [], 0, False)
     shape = ()
     with pytest.raises(ValueError, match="unknown op"):
         group.run(99, -1, -1, 0, 0, 0, 0, 1.0, 1.0, *nothing, *nothing, shape)

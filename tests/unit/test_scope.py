@@ -132,7 +132,7 @@ def test_tasks_have_their_own(groups: list[phalanx.ProcessGroup]) -> None:
     async def main() -> list[Any]:
         one, other = asyncio.Event(), asyncio.Event()
         with phalanx.process_group(groups[2]):
-            return await asyncio.gather(enter(groups[0], one, other), enter(groups[1], other, one))
+            return list(await asyncio.gather(enter(groups[0], one, other), enter(groups[1], other, one)))
 
     assert asyncio.run(main()) == [[groups[2], groups[0], groups[2]], [groups[2], groups[1], groups[2]]]
 
@@ -173,7 +173,7 @@ def test_a_scope_that_a_copied_context_inherits_can_be_left_there(groups: list[p
         (None, "an object of class NoneType"),
         ("group", "an object of class str"),
         (dist.GroupMember.NON_GROUP_MEMBER, "torch's mark for a group that this rank is not in"),
-        (dist.ProcessGroup(0, 1), "a group of the backend 'undefined'"),
+        (dist.ProcessGroup(0, 1), "a group of the backend 'undefined'"),  # type: ignore[call-arg]
         (dist.HashStore(), "an object of class HashStore"),
     ],
 )

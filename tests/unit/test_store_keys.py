@@ -74,10 +74,10 @@ class _Holding(dist.Store):
         super().__init__()
         self._kept = dist.HashStore()
         self._key, self._value = key, value
-        self._kept.set(key, value)
+        self._kept.set(key, value)  # type: ignore[arg-type]
 
     def set(self, key: str, value: str) -> None:
-        self._kept.set(key, self._value if key == self._key else value)
+        self._kept.set(key, self._value if key == self._key else value)  # type: ignore[arg-type]
 
     def check(self, keys: list[str]) -> bool:
         return self._kept.check(keys)

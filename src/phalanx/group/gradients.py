@@ -54,7 +54,7 @@ class Target(NamedTuple):
 
 
 def apply(function: type[Function], *args: Any) -> Any:
-    return function.apply(*args)  # type: ignore[no-untyped-call]
+    return function.apply(*args)
 
 
 class AllReduce(Function):

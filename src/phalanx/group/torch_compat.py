@@ -22,7 +22,7 @@ from torch._C._dynamo import eval_frame
 from torch._C._profiler import _RecordFunctionFast as ProfilerRange
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Variable, profiler
-from torch.distributed import (  # type: ignore[attr-defined]
+from torch.distributed import (
     GroupMember,
     PrefixStore,
     Store,
@@ -220,7 +220,7 @@ def boxed_reduce_op(number: int, factor: float) -> Any:
     return seen[2]
 
 
-class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Seen(TorchDispatchMode):
     """Keeps the arguments of an op of c10d instead of calling it."""
 
     def __init__(self, args: list[Any]) -> None:
@@ -234,7 +234,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return args[0], _distributed_c10d.FakeWork().boxed()
 
 
-class _Innermost(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Innermost(TorchDispatchMode):
     """The mode below all others, where calls of the group are carried out."""
 
     def __init__(self, group: ProcessGroup, carry_out: Callable[[list[Any]], Any]) -> None:
@@ -269,8 +269,8 @@ def _gather_into(tensor: Any, group_size: int, group_name: Any, *, out: Any) -> 
 if tuple(int(number) for number in torch.__version__.split(".")[:2]) < (2, 14):
     # In torch 2.13 the kernel in C++ does not find the methods of a group in Python. For other groups this one does the
     # same as that one.
-    _kernels = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
-    _kernels.impl("all_gather_into_tensor_out", _gather_into, "CPU")  # type: ignore[no-untyped-call]
+    _kernels = torch.library.Library("_c10d_functional", "IMPL")
+    _kernels.impl("all_gather_into_tensor_out", _gather_into, "CPU")
 
 
 # What torch gives to groups made without a timeout while ranks are threads, told apart from one that was asked for. On

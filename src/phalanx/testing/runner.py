@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore
 
 from phalanx.errors import InvalidCall
 from phalanx.testing.blame import Failure, first_failure

@@ -6,7 +6,7 @@ import threading
 from datetime import timedelta
 from typing import Any, Protocol
 
-from torch.distributed import DistStoreError, HashStore  # type: ignore[attr-defined]
+from torch.distributed import DistStoreError, HashStore
 
 from phalanx.testing.scheduling import forked
 from phalanx.transports.base import Scheduler

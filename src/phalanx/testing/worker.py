@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore
 
 from phalanx.errors import REPORT_NOTE
 from phalanx.group import group

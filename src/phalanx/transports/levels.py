@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from torch.distributed import DebugLevel, get_debug_level  # type: ignore[attr-defined]  # missing in torch's stubs
+from torch.distributed import DebugLevel, get_debug_level
 
 from phalanx import _native
 from phalanx.errors import GroupError
