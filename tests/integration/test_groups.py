@@ -209,7 +209,7 @@ def _moving_dtypes(here: Here) -> str:
 
 
 def test_dtypes_that_only_move_are_told_apart(tmp_path: Path) -> None:
-    assert values(_moving_dtypes, 2, tmp_path) == ["MISMATCH:SHAPE"] * 2
+    assert values(_moving_dtypes, 2, tmp_path) == ["MISMATCH:DTYPE"] * 2
 
 
 def _many(here: Here) -> list[int]:

@@ -226,7 +226,7 @@ struct Affairs {
       const Result result = end_of(group.messages(), *ticket, random, complaints);
       expect_result(complaints, result, of_messages, "a message");
       if (result != Result::finished) continue;
-      const int sender = ticket->sends ? group.rank() : ticket->peer;
+      const int sender = ticket->sends() ? group.rank() : ticket->call.peer;
       expect(complaints, holds(*ticket, sender), "a message that finished to have the sender's bytes");
     }
     for (const MessagePtr& ticket : unanswered) {
@@ -310,7 +310,7 @@ Complaints leave_in_flight(int size, Random& random, bool destroys) {
     }
     for (const MessagePtr& ticket : among) {
       expect_result(mine, end_of(group.messages(), *ticket, own, mine), {Result::finished}, "a message among others");
-      expect(mine, holds(*ticket, ticket->sends ? rank : ticket->peer), "the sender's bytes");
+      expect(mine, holds(*ticket, ticket->sends() ? rank : ticket->call.peer), "the sender's bytes");
     }
     const Failure failure = group.failure();
     expect(mine, failure.kind == FailureKind::left && failure.peer == leaver, "the rank that left to be named");
@@ -345,7 +345,7 @@ Complaints start_while_leaving(int size, Random& random) {
     tickets.push_back(late);
   }
   const auto message = std::make_shared<MessageTicket>();
-  message->peer = kAnySource;
+  message->call.peer = kAnySource;
   message->deadline = Clock::now() + kPatience;
   world[0].messages().submit(message);
   tickets.push_back(message);

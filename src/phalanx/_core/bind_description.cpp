@@ -212,7 +212,10 @@ void bind_failure(nb::module_& module) {
             failure.peer = peer;
             if (misfit) failure.misfit = *misfit;
             if (splits) failure.splits = *splits;
-            for (const int one : missing) failure.add_missing(one);
+            for (const int one : missing) {
+              if (one < 0 || one >= kMaxRanks) throw std::invalid_argument("not a rank");
+              failure.add_missing(one);
+            }
             for (const std::uint32_t tag : other_tags) failure.add_other_tag(tag);
             failure.leaving = static_cast<Leaving>(leaving);
             failure.status = status;
@@ -238,11 +241,9 @@ void bind_failure(nb::module_& module) {
       .def_prop_ro(
           "other_tags",
           [](const Failure& self) {
-            const std::uint32_t kept = std::min(self.num_other_tags, kTagsKept);
-            return std::vector<std::uint32_t>(self.other_tags, self.other_tags + kept);
+            return std::vector<std::uint32_t>(self.other_tags, self.other_tags + self.num_other_tags);
           },
           "Of messages that came instead of the one that is missing: the lowest.")
-      .def_ro("num_other_tags", &Failure::num_other_tags)
       .def_prop_ro(
           "leaving", [](const Failure& self) { return static_cast<int>(self.leaving); }, "How the peer left.")
       .def_ro("status", &Failure::status, "How the peer's process ended, as waitpid gives it.")

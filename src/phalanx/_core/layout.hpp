@@ -83,7 +83,7 @@ inline constexpr std::int32_t kUnknownStatus = -1;
 // Bytes of a text that says where in the program a call was made.
 inline constexpr std::size_t kWhereBytes = 120;
 
-// Tags that a failure keeps of messages that nobody receives.
+// Tags that a failure keeps of messages that nobody receives: more than an error lists.
 inline constexpr std::uint32_t kTagsKept = 24;
 
 // The sender's side of a message that does not fit its receive.
@@ -137,7 +137,7 @@ struct Failure {
   // Of a timeout.
   std::uint64_t missing[kMaxRanks / 64] = {};  // a bit for each rank
   std::uint32_t asked = 0;                     // 1: just before, the missing ranks were asked where they are
-  // The tags of messages that came instead of the one that is missing: the lowest of them, and how many there are.
+  // The lowest tags of messages that came instead of the one that is missing.
   std::uint32_t other_tags[kTagsKept] = {};
   std::uint32_t num_other_tags = 0;
   // Of a rank that left or died.
@@ -149,8 +149,7 @@ struct Failure {
 
   void add_missing(int rank) noexcept { missing[rank / 64] |= std::uint64_t{1} << rank % 64; }
   void add_other_tag(std::uint32_t tag) noexcept {
-    if (num_other_tags < kTagsKept) other_tags[num_other_tags] = tag;
-    ++num_other_tags;
+    if (num_other_tags < kTagsKept) other_tags[num_other_tags++] = tag;
   }
 };
 

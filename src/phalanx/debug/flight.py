@@ -57,7 +57,10 @@ _C10_NAMES = {
     "complex32": "ComplexHalf",
     "complex64": "ComplexFloat",
     "complex128": "ComplexDouble",
-}
+    "qint8": "QInt8",
+    "quint8": "QUInt8",
+    "qint32": "QInt32",
+} | {f"uint{bits}": f"UInt{bits}" for bits in range(1, 8)}
 
 
 def dump(box: Box, path: str | os.PathLike[str], format: Format = "pickle", short: bool = False) -> None:  # noqa: A002

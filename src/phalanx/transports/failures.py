@@ -349,7 +349,7 @@ def _tags(failure: _native.Failure) -> str:
         if len(listed) > _LONGEST_LIST:
             return f"{listed} and others"
         listed += f", {tag}" if num else str(tag)
-    return listed if failure.num_other_tags == len(failure.other_tags) else f"{listed} and others"
+    return listed
 
 
 def _misfit(group: BrokenGroup, info: GroupInfo, here: _Where, failure: _native.Failure, broken: str) -> Mismatch:
