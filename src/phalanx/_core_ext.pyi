@@ -249,8 +249,6 @@ class Failure:
         """Of messages that came instead of the one that is missing: the lowest."""
 
     @property
-    def num_other_tags(self) -> int: ...
-    @property
     def leaving(self) -> int:
         """How the peer left."""
 
