@@ -11,7 +11,7 @@ CXX_SOURCES := $(wildcard src/phalanx/_core/*.?pp tests/native/*.?pp)
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-newest conformance soak lint stubs format bench sanitize changelog clean
+.PHONY: help build demo check test test-newest conformance soak lint stubs format bench sanitize changelog clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,17 +34,20 @@ build: $(VENV)/.built ## make .venv and build the native core
 demo: $(BUILT) ## train a small model with DDP on 4 ranks, then compare collective times with Gloo's
 	@$(RUN) examples/train_ddp.py --ranks 4
 
-# Two files at a time: much of the time of a test goes into waiting.
-test: build ## run the test suite
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+# tests/spreading.py says which worker runs what.
+test: build ## run the test suite (6 minutes on 2 cores)
+	@$(BIN)/python -m pytest -n 2 $(PYTEST)
+
+check: lint ## for the inner loop, in less than a minute: the linters, the unit tests, a slice of the contract suite
+	@PHALANX_CONTRACT=slice $(BIN)/python -m pytest -n 2 -q tests/unit tests/contract
 
 test-newest: ## run the test suite on torch 2.15.0 (TORCH=2.14.1 PYTHON=python3.13 to choose; TESTS=... for a part)
-	@$(ON_TORCH) -m pytest -n 2 --dist loadfile $(TESTS)
+	@$(ON_TORCH) -m pytest -n 2 $(TESTS)
 
 conformance: $(BUILT) ## all of torch's own distributed suite, beside Gloo; writes docs/conformance.md (3 minutes; TORCH=2.15.0)
 	@$(RUN) tests/conformance/conform.py $(CONFORMANCE)
 
-soak: build ## 500 random deaths, a million mixed calls, 1000 programs of shared memory, 5000 damaged boxes (30 minutes; SOAK="--kills 50" for fewer)
+soak: build ## 500 random deaths, a million mixed calls, 1000 programs of shared memory, 2000 random programs, 5000 damaged boxes (30 minutes; SOAK="--kills 50" for fewer)
 	@$(BIN)/python tests/soak/run.py $(SOAK)
 
 # What nanobind tells of the native module, in the project's format.

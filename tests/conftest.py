@@ -1,11 +1,16 @@
-"""For all tests: jobs that fail on purpose leave their black boxes in a folder that goes with the run."""
+"""For all tests: how they are spread, the server that forks processes, the folder in which jobs leave black boxes."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import shutil
+import sys
 import tempfile
+
+import pytest
+
+from spreading import Spreading, place
 
 _OWN = os.getpid()
 
@@ -19,3 +24,20 @@ def _remove(folder: str) -> None:
 if "PHALANX_FOLDER" not in os.environ:
     os.environ["PHALANX_FOLDER"] = tempfile.mkdtemp(prefix="phalanx-tests-")
     atexit.register(_remove, os.environ["PHALANX_FOLDER"])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: place(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Spreading:
+    return Spreading(config, log)
+
+
+def pytest_collection_finish() -> None:
+    # Collecting tests has imported it if one of them may fork.
+    if "forking" in sys.modules:
+        sys.modules["forking"].start_server()

@@ -116,6 +116,11 @@ class Description:
     def tag(self) -> int: ...
     @property
     def flags(self) -> int: ...
+    @property
+    def factor(self) -> float: ...
+    def with_flags(self, flags: int) -> Description:
+        """The same call, come another way."""
+
     def agrees_with(self, other: Description) -> bool:
         """Whether the two are the same call, whatever the shape is."""
 
@@ -361,103 +366,6 @@ class Group:
     def broken(self) -> bool: ...
     @property
     def seq(self) -> int: ...
-    def run(
-        self,
-        op: int,
-        reduce_op: int,
-        root: int,
-        dtype: int,
-        count: int,
-        layout: int,
-        unlisted_dtype: int,
-        factor: float,
-        timeout: float,
-        inputs: list[int],
-        input_sizes: list[int],
-        num_inputs: int,
-        inputs_listed: bool,
-        outputs: list[int],
-        output_sizes: list[int],
-        num_outputs: int,
-        outputs_listed: bool,
-        shape: Sequence[int],
-        /,
-    ) -> tuple[int, int] | None: ...
-    def run_single(
-        self,
-        op: int,
-        reduce_op: int,
-        root: int,
-        dtype: int,
-        count: int,
-        layout: int,
-        unlisted_dtype: int,
-        factor: float,
-        timeout: float,
-        address: int,
-        size: int,
-        reads: bool,
-        writes: bool,
-        shape: Sequence[int],
-        /,
-    ) -> tuple[int, int] | None: ...
-    def start(
-        self,
-        kept: object,
-        op: int,
-        reduce_op: int,
-        root: int,
-        dtype: int,
-        count: int,
-        layout: int,
-        unlisted_dtype: int,
-        factor: float,
-        timeout: float,
-        inputs: list[int],
-        input_sizes: list[int],
-        num_inputs: int,
-        inputs_listed: bool,
-        outputs: list[int],
-        output_sizes: list[int],
-        num_outputs: int,
-        outputs_listed: bool,
-        shape: Sequence[int],
-        /,
-    ) -> int | Pending: ...
-    def start_single(
-        self,
-        kept: object,
-        op: int,
-        reduce_op: int,
-        root: int,
-        dtype: int,
-        count: int,
-        layout: int,
-        unlisted_dtype: int,
-        factor: float,
-        timeout: float,
-        address: int,
-        size: int,
-        reads: bool,
-        writes: bool,
-        shape: Sequence[int],
-        /,
-    ) -> int | Pending: ...
-    def message(
-        self,
-        kept: object,
-        sends: bool,
-        peer: int,
-        tag: int,
-        dtype: int,
-        unlisted_dtype: int,
-        count: int,
-        timeout: float,
-        address: int,
-        size: int,
-        shape: Sequence[int],
-        /,
-    ) -> int | Pending: ...
     def drain(self) -> int: ...
     @property
     def identity(self) -> str: ...
@@ -685,3 +593,214 @@ BOX_RECORD_FIELDS: tuple[tuple[str, int, str], ...]
 DEVICES: tuple[str, ...]
 
 ENGINES: tuple[str, ...]
+
+def set_torch(
+    api: object,
+    plain_classes: Sequence[object],
+    is_neg: object,
+    is_conj: object,
+    untyped_storage: object,
+    resizable: object,
+    uint8: object,
+    int8: object,
+    look_closer: object,
+) -> None:
+    """
+    What of torch the front reads tensors with. To be called once, before the first call.
+    """
+
+class Form(enum.Enum):
+    """One of torch's ways to make a collective."""
+
+    barrier = 0
+
+    all_reduce = 1
+
+    all_reduce_coalesced = 2
+
+    reduce = 3
+
+    broadcast = 4
+
+    broadcast_coalesced = 5
+
+    all_gather = 6
+
+    all_gather_single = 7
+
+    all_gather_coalesced = 8
+
+    all_gather_single_coalesced = 9
+
+    gather = 10
+
+    scatter = 11
+
+    reduce_scatter = 12
+
+    reduce_scatter_single = 13
+
+    reduce_scatter_single_coalesced = 14
+
+    all_to_all = 15
+
+    all_to_all_single = 16
+
+class ProblemKind(enum.Enum):
+    """What is wrong with the arguments of a call."""
+
+    not_a_list = 0
+
+    wrong_length = 1
+
+    empty_list = 2
+
+    unlike_length = 3
+
+    no_lists = 4
+
+    not_the_root = 5
+
+    wrong_dtype = 6
+
+    wrong_size = 7
+
+    wrong_product = 8
+
+    wrong_own = 9
+
+    wrong_rows = 10
+
+    wrong_splits = 11
+
+    wrong_sum = 12
+
+    wrong_root = 13
+
+    no_reduction = 14
+
+    overlaps = 15
+
+    overlaps_self = 16
+
+class Problem:
+    """
+    What is wrong with the arguments of a call; ProblemKind says which facts count.
+    """
+
+    @property
+    def kind(self) -> ProblemKind: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def other(self) -> str: ...
+    @property
+    def expected(self) -> int: ...
+    @property
+    def actual(self) -> int: ...
+    @property
+    def got(self) -> object: ...
+    @property
+    def like(self) -> object: ...
+
+def set_memory_look(overlaps_itself: object, find_shared: object) -> None:
+    """
+    Who decides about tensors that are not contiguous: whether elements share memory, and which tensors do.
+    """
+
+class Obstacle(enum.Enum):
+    """Why a call can't be handed over as it is."""
+
+    none = 0
+
+    not_plain = 1
+
+    overlap = 2
+
+    not_writable = 3
+
+    no_memory = 4
+
+class Handed:
+    """What became of a call that was to be handed over."""
+
+    @property
+    def obstacle(self) -> Obstacle: ...
+    @property
+    def result(self) -> int: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def pending(self) -> object: ...
+    @property
+    def written(self) -> list[tuple[int, int]]:
+        """The addresses, from and to, of the memory that the core writes."""
+
+def describe_call(
+    form: Form,
+    rank: int,
+    size: int,
+    *,
+    output: object | None = ...,
+    input: object | None = ...,
+    reduce_op: int = ...,
+    factor: float = ...,
+    root: int = ...,
+    output_splits: Sequence[int] = ...,
+    input_splits: Sequence[int] = ...,
+) -> object: ...
+def check_tensor(name: str, tensor: object | None, written: bool) -> object: ...
+def check_tensors(name: str, tensors: object | None, num: int) -> object: ...
+def run_call(group: Group, call: Description, inputs: object | None, outputs: object | None, timeout: float) -> Handed:
+    """Carries out a call whose tensors lie in plain memory."""
+
+def start_call(
+    group: Group, call: Description, inputs: object | None, outputs: object | None, timeout: float
+) -> Handed:
+    """Begins a call whose tensors lie in plain memory."""
+
+def start_message(group: Group, sends: bool, tensor: object, peer: int, tag: int, timeout: float) -> Handed:
+    """Begins a message whose tensor lies in plain memory."""
+
+class Front:
+    """A group's side of the front."""
+
+    def __init__(self, group: object, timeout: float) -> None: ...
+    @property
+    def timeout(self) -> float:
+        """Of calls that have none of their own, in seconds."""
+
+    @timeout.setter
+    def timeout(self, arg: float, /) -> None: ...
+    @property
+    def copies(self) -> int:
+        """How many calls in flight write to copies of tensors."""
+
+    @copies.setter
+    def copies(self, arg: int, /) -> None: ...
+    @property
+    def coalescing(self) -> bool:
+        """Whether a coalescing manager collects the works of calls."""
+
+    @coalescing.setter
+    def coalescing(self, arg: bool, /) -> None: ...
+    def close(self) -> None: ...
+
+def front_method(name: str, fallback: object) -> object:
+    """
+    A method of a group that carries out plain calls itself, and leaves others to `fallback`.
+    """
+
+def set_hooks(
+    *,
+    num_modes: object,
+    profiler: object,
+    options: Sequence[object],
+    reduce_ops: Sequence[object],
+    done: object,
+    finished: object,
+    started: object,
+    messaged: object,
+    explain: object,
+) -> None:
+    """Python's side of the front. To be called once, before the first call."""

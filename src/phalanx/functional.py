@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from phalanx.collectives.checks import check_list, fail
+from phalanx.collectives.checks import check_tensors, fail
 from phalanx.collectives.numbers import whole, whole_list
 from phalanx.group import gradients
 from phalanx.group.gradients import Target, apply
@@ -237,7 +237,7 @@ def _refuse_transform(group: ProcessGroup, op: str) -> None:
 def _check_list(group: ProcessGroup, op: str, tensors: Any, num: int | None = None) -> None:
     """Refuses what can't be passed on as several tensors. All else is left to the group's own checks."""
     if not isinstance(tensors, (list, tuple)) or not tensors or len(tensors) != (num or len(tensors)):
-        check_list(group._info, op, "tensors", tensors, num)
+        check_tensors(group._info, op, "tensors", tensors, num)
 
 
 @collective

@@ -135,37 +135,23 @@ class Call:
     the same tensor in both. `meaning` is the op's reference semantics: given the calls of all ranks in rank order it
     writes every output.
 
-    The signature, which must agree across ranks, is (op, reduce_op, root, dtype, count, layout). `count` is the
-    number of elements that every rank must agree on (-1 where ranks may differ, as in all_to_all) and `layout` a hash
-    of how they are divided, 0 for the plain cases.
+    The description says what must agree across ranks: op, reduce op, root, dtype, count and layout.
     """
 
-    __slots__ = ("count", "dtype", "factor", "inputs", "layout", "meaning", "op", "outputs", "reduce_op", "root")
+    __slots__ = ("description", "inputs", "meaning", "op", "outputs")
 
     def __init__(
         self,
-        op: str,
+        description: _native.Description,
         meaning: Callable[[Sequence[Call]], None],
         inputs: Blocks | None = None,
         outputs: Blocks | None = None,
-        *,
-        dtype: torch.dtype | None = None,
-        count: int = 0,
-        layout: int = 0,
-        reduce_op: int = NO_REDUCE_OP,
-        root: int = NO_ROOT,
-        factor: float = 1.0,
     ) -> None:
-        self.op = op
+        self.description = description
+        self.op = description.op
         self.meaning = meaning
         self.inputs = inputs
         self.outputs = outputs
-        self.dtype = dtype
-        self.count = count
-        self.layout = layout
-        self.reduce_op = reduce_op
-        self.root = root
-        self.factor = factor
 
     def tensors(self) -> list[torch.Tensor]:
         """All that the call reads and writes."""

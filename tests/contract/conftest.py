@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from contract_pool import GROUPS, Pool, ThreadsPool
+
+# What `make check` runs of this folder.
+_SLICE = {"transport": "shm", "group": "world of 2"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("PHALANX_CONTRACT") != "slice":
+        return
+    left_out = [item for item in items if Path(__file__).parent in item.path.parents and not _is_in_slice(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _is_in_slice(item: pytest.Item) -> bool:
+    call = getattr(item, "callspec", None)
+    given = {} if call is None else {name: call.params.get(name) for name in _SLICE}
+    return given == _SLICE and item.get_closest_marker("slow") is None
 
 
 class Pools:
@@ -14,14 +33,19 @@ class Pools:
         self._factory = factory
         self._transport = transport
         self._pool: Pool | ThreadsPool | None = None
+        # One for all workers of a test run.
+        base = factory.getbasetemp()
+        self._answers = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "answers"
+        self._answers.mkdir(exist_ok=True)
 
     def get(self, world_size: int) -> Pool | ThreadsPool:
         if self._pool is None or self._pool.world_size != world_size or not self._pool.usable:
             self.close()
             folder = self._factory.mktemp(f"world{world_size}-")
-            self._pool = (
-                ThreadsPool(world_size, folder) if self._transport == "threads" else Pool(world_size, "phalanx", folder)
-            )
+            if self._transport == "threads":
+                self._pool = ThreadsPool(world_size, folder, self._answers)
+            else:
+                self._pool = Pool(world_size, "phalanx", folder, self._answers)
         return self._pool
 
     def close(self) -> None:

@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from contract_data import ARRANGEMENTS, UNCOMMON, difference
+from contract_data import ARRANGEMENTS, UNCOMMON
 from contract_forms import FORMS, Case, Target
 from contract_methods import METHODS
+from contract_oracle import Oracle, turns
 from contract_pool import Member
-from torch import Tensor
 
 import phalanx
 from phalanx.collectives.reduction import (
@@ -32,9 +32,9 @@ from phalanx.collectives.reduction import (
     REDUCE_OPS,
     SUM,
 )
-from phalanx.types import REDUCIBLE, GroupInfo, carry_out
+from phalanx.types import REDUCIBLE
 
-__all__ = ["Flight", "cases", "draw_case", "run_bursts", "run_cases", "run_methods", "wait_for"]
+__all__ = ["Flight", "cases", "draw_case", "problems_of", "run_bursts", "run_cases", "run_methods", "wait_for"]
 
 SMALL = (0, 1, 1037)
 LARGE = 400_003
@@ -136,10 +136,7 @@ def _run_windows(member: Member, form: str, chosen: list[Case]) -> tuple[int, li
         calls = [Flight(member, replace(case, async_op=False)) for case in window]
         if behind:
             wait_for(flights, draw)
-        for flight, call in zip(flights, calls, strict=True):
-            expected = flight.expected()
-            problems = (flight.problem(expected), call.problem(expected))
-            failures += [text for text in problems if text is not None]
+        failures += problems_of(flights, member) + problems_of(calls, member)
     member.note(f"finished all cases of {form}")
     return len(chosen), failures[:SHOWN]
 
@@ -160,8 +157,7 @@ def run_bursts(member: Member, forms: list[str], num_bursts: int) -> tuple[int, 
             chosen = [replace(case, async_op=True) for case in chosen]
         flights = [Flight(member, case) for case in chosen]
         wait_for(flights, draw)
-        problems = (flight.problem(flight.expected()) for flight in flights)
-        failures += [f"burst {burst}: {text}" for text in problems if text is not None]
+        failures += [f"burst {burst}: {text}" for text in problems_of(flights, member)]
     return num_bursts, failures[:SHOWN]
 
 
@@ -210,29 +206,18 @@ class Flight:
         except Exception:
             self._raised = traceback.format_exc()
 
-    def expected(self) -> list[Tensor]:
-        """What the arguments hold after a call that did what it means."""
-        case, form = self._case, FORMS[self._case.form]
-        ranks = range(self._member.size)
-        with torch.inference_mode(case.inference):
-            everyones = [form.make(case, rank, len(ranks)) for rank in ranks]
-            calls = [form.build(case, GroupInfo("oracle", rank, len(ranks)), everyones[rank]) for rank in ranks]
-            carry_out(calls)
-        return list(_flatten(everyones[self._member.rank]))
-
-    def problem(self, expected: list[Tensor]) -> str | None:
+    def problem(self) -> str | None:
         problem = self._raised
         if problem is None:
-            with torch.inference_mode(self._case.inference):
-                problem = self._difference(expected)
+            member = self._member
+            problem = Oracle(member.answers).problem(self._case, member.rank, member.size, self._args)
         return None if problem is None else f"{self._case}\n    {problem}"
 
-    def _difference(self, expected: list[Tensor]) -> str | None:
-        for i, (got, due) in enumerate(zip(_flatten(self._args), expected, strict=True)):
-            problem = difference(got, due, nan_is_nan=self._case.reduce_op >= 0)
-            if problem is not None:
-                return f"tensor {i} of the arguments: {problem}"
-        return None
+
+def problems_of(flights: Sequence[Flight], member: Member) -> list[str]:
+    """What went wrong, of each that did not do what it means."""
+    problems = (flight.problem() for flight in turns(flights, member.rank, member.size))
+    return [problem for problem in problems if problem is not None]
 
 
 def _work(form: str, op: str) -> Iterator[tuple[torch.dtype, int, int]]:
@@ -251,11 +236,3 @@ def _work(form: str, op: str) -> Iterator[tuple[torch.dtype, int, int]]:
 
 def _may_be_lazy(op: str, dtype: torch.dtype) -> bool:
     return dtype in (torch.float32, torch.float64) or (dtype.is_complex and op in AS_COMPLEX)
-
-
-def _flatten(args: Any) -> Iterator[Tensor]:
-    if isinstance(args, list):
-        for arg in args:
-            yield from _flatten(arg)
-    elif args is not None:
-        yield args

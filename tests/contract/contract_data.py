@@ -6,19 +6,30 @@ The same (dtype, lane, seed) gives the same values in every process, so that eac
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from phalanx.types import REDUCIBLE
 
-__all__ = ["ARRANGEMENTS", "UNCOMMON", "arrange", "difference", "values"]
+__all__ = ["ARRANGEMENTS", "UNCOMMON", "arrange", "difference", "fingerprint", "values"]
 
 # Dtypes that only move. Torch can't even copy the integers of less than a byte.
-UNCOMMON = (torch.float8_e8m0fnu, torch.bits8, torch.bits16, torch.float4_e2m1fn_x2, torch.int4, torch.uint1)
+_types: Any = torch
+UNCOMMON: tuple[torch.dtype, ...] = (
+    torch.float8_e8m0fnu,
+    torch.bits8,
+    torch.bits16,
+    torch.float4_e2m1fn_x2,
+    _types.int4,
+    _types.uint1,
+)
 ARRANGEMENTS = ("flat", "matrix", "transposed", "strided", "shifted")
 _PERIOD = 4099  # a prime, so that shifted copies do not line up
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
@@ -68,6 +79,19 @@ def difference(got: Tensor, expected: Tensor, *, nan_is_nan: bool) -> str | None
     )
 
 
+def fingerprint(tensor: Tensor, *, nan_is_nan: bool) -> bytes:
+    """Equal for two tensors if `difference` finds none between them."""
+    flat = _parts(tensor)
+    data, digest = _bytes(flat), hashlib.blake2b(digest_size=16)
+    if nan_is_nan and flat.is_floating_point():
+        nans = (flat if flat.dtype.itemsize > 1 else flat.float()).isnan()
+        if nans.any():
+            data = flat.contiguous().view(_INTEGERS[flat.dtype.itemsize]).masked_fill(nans, 0)
+            digest.update(_buffer(nans))
+    digest.update(_buffer(data))
+    return digest.digest()
+
+
 @functools.cache
 def _period(dtype: torch.dtype, lane: int) -> Tensor:
     """The bytes of _PERIOD elements, one row each."""
@@ -105,6 +129,10 @@ def _parts(tensor: Tensor) -> Tensor:
 def _bytes(flat: Tensor) -> Tensor:
     dense = flat.contiguous().as_strided((flat.numel(),), (1,))
     return dense.view(torch.uint8).view(flat.numel(), flat.dtype.itemsize)
+
+
+def _buffer(dense: Tensor) -> Any:
+    return dense.numpy()
 
 
 def _show(element: Tensor) -> str:

@@ -128,7 +128,7 @@ def exchange_in_batches(member: Member, num_batches: int) -> Result:
     done: list[Side] = []
     for batch in range(num_batches):
         member.note(f"batch {batch}")
-        messages = []
+        messages: list[Message] = []
         for source, target in pairs(member.size) * 3:
             message = draw_message(draw, source, target, draw.choice(DTYPES), draw.choice(COUNTS), len(messages))
             if message.dtype.is_complex:
@@ -183,7 +183,7 @@ def receive_from_anyone(member: Member, count: int, num_each: int, late: bool) -
         if work._source_rank() != source:
             problems.append(f"a message of rank {source} is said to be from rank {work._source_rank()}")
         if not bool((tensor == tensor[0]).all()):
-            problems.append(f"a message of rank {source} is mixed with others: {tensor.unique().tolist()}")
+            problems.append(f"a message of rank {source} is mixed with others: {sorted(set(tensor.tolist()))}")
     for work in works:
         work.wait()
     for tag in tags:
@@ -250,11 +250,13 @@ def send_what_can_only_be_read(member: Member, folder: Path) -> Result:
             received.append((tag, peer, into, dist.irecv(into, group=member.group, group_src=peer, tag=tag)))
     problems = []
     for tag, peer, into, work in received:
+        assert work is not None
         work.wait()
         problem = difference(into, sources[tag], nan_is_nan=False)
         if problem is not None:
             problems.append(f"tensor {tag} of rank {peer}: {problem}")
     for work in works:
+        assert work is not None
         work.wait()
     return len(received), problems
 
@@ -290,6 +292,7 @@ def exchange_in_threads(member: Member, num_threads: int, num_rounds: int) -> Re
                 outgoing = values(torch.int32, count, lane=member.rank, seed=seed + tag)
                 work = dist.isend(outgoing, group=member.group, group_dst=right, tag=tag)
                 dist.recv(into, group=member.group, group_src=left, tag=tag)
+                assert work is not None
                 work.wait()
                 expected = values(torch.int32, count, lane=left, seed=seed + tag)
                 problem = difference(into, expected, nan_is_nan=False)

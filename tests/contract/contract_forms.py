@@ -11,24 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from contract_data import arrange, values
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
-from phalanx.collectives import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    broadcast,
-    gather,
-    reduce,
-    reduce_scatter,
-    scatter,
-)
-from phalanx.types import REDUCE_OP_NAMES, REDUCIBLE, Call, GroupInfo
+from phalanx import collectives
+from phalanx.types import REDUCIBLE, REDUCE_OP_NAMES, GroupInfo
 
 __all__ = ["FORMS", "AllToAllSplit", "Case", "Form"]
 
+# Forms pass their arguments on as lists, whose length no type tells.
+dist: Any = torch.distributed
+ops: Any = collectives
 PREMUL_SUM = 8
 _OPS = [getattr(dist.ReduceOp, name) for name in REDUCE_OP_NAMES[:PREMUL_SUM]]
 
@@ -65,7 +60,7 @@ class Case:
 
     def op(self, rank: int) -> Any:
         if self.reduce_op == PREMUL_SUM:
-            return dist._make_nccl_premul_sum(self.factor(rank))  # type: ignore[attr-defined]
+            return dist._make_nccl_premul_sum(self.factor(rank))
         return _OPS[self.reduce_op]
 
 
@@ -73,7 +68,7 @@ class Case:
 class Target:
     """Where `call` goes. `group` is None for the default group."""
 
-    group: dist.ProcessGroup | None
+    group: ProcessGroup | None
     rank: int
     size: int
 
@@ -96,7 +91,7 @@ class Form:
     def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         raise NotImplementedError
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
         raise NotImplementedError
 
 
@@ -107,8 +102,8 @@ class AllReduce(Form):
     def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         return dist.all_reduce(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op)
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return all_reduce.build(info, *args, case.reduce_op, case.factor(info.rank))
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.all_reduce.build(info, *args, case.reduce_op, case.factor(info.rank))
 
 
 class AllReduceCoalesced(Form):
@@ -118,8 +113,8 @@ class AllReduceCoalesced(Form):
     def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         return dist.all_reduce_coalesced(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op)
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return all_reduce.build_coalesced(info, *args, case.reduce_op, case.factor(info.rank))
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.all_reduce.build_coalesced(info, *args, case.reduce_op, case.factor(info.rank))
 
 
 class AllReduceManaged(AllReduceCoalesced):
@@ -138,8 +133,8 @@ class Reduce(Form):
         root = to.root("dst", case.root)
         return dist.reduce(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op, **root)
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return reduce.build(info, *args, case.root, case.reduce_op, case.factor(info.rank))
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.reduce.build(info, *args, case.root, case.reduce_op, case.factor(info.rank))
 
 
 class Broadcast(Form):
@@ -149,8 +144,8 @@ class Broadcast(Form):
     def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         return dist.broadcast(*args, group=to.group, async_op=case.async_op, **to.root("src", case.root))
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return broadcast.build(info, *args, case.root)
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.broadcast.build(info, *args, case.root)
 
 
 class AllGather(Form):
@@ -164,8 +159,8 @@ class AllGather(Form):
     def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         return dist.all_gather(*args, group=to.group, async_op=case.async_op)
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return all_gather.build(info, *args)
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.all_gather.build(info, *args)
 
 
 class AllGatherUneven(AllGather):
@@ -184,8 +179,8 @@ class AllGatherSingle(Form):
         function = dist.all_gather_single if case.seed % 2 else dist.all_gather_into_tensor
         return function(*args, group=to.group, async_op=case.async_op)
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return all_gather.build_single(info, *args)
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.all_gather.build_single(info, *args)
 
 
 class AllGatherStacked(AllGatherSingle):
@@ -203,8 +198,8 @@ class AllGatherCoalesced(Form):
     def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         return dist.all_gather_coalesced(*args, group=to.group, async_op=case.async_op)
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return all_gather.build_coalesced(info, *args)
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.all_gather.build_coalesced(info, *args)
 
 
 class AllGatherManaged(Form):
@@ -219,8 +214,8 @@ class AllGatherManaged(Form):
                 dist.all_gather_single(output, tensor, group=to.group)
         return manager if case.async_op else None
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return all_gather.build_single_coalesced(info, *args)
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.all_gather.build_single_coalesced(info, *args)
 
 
 class Gather(Form):
@@ -234,8 +229,8 @@ class Gather(Form):
     def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         return dist.gather(*args, group=to.group, async_op=case.async_op, **to.root("dst", case.root))
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return gather.build(info, args[1], args[0], case.root)
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.gather.build(info, args[1], args[0], case.root)
 
 
 class Scatter(Form):
@@ -249,8 +244,8 @@ class Scatter(Form):
     def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         return dist.scatter(*args, group=to.group, async_op=case.async_op, **to.root("src", case.root))
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return scatter.build(info, *args, case.root)
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.scatter.build(info, *args, case.root)
 
 
 class ReduceScatter(Form):
@@ -264,8 +259,8 @@ class ReduceScatter(Form):
     def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         return dist.reduce_scatter(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op)
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return reduce_scatter.build(info, *args, case.reduce_op, case.factor(info.rank))
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.reduce_scatter.build(info, *args, case.reduce_op, case.factor(info.rank))
 
 
 class ReduceScatterUneven(ReduceScatter):
@@ -284,8 +279,8 @@ class ReduceScatterSingle(Form):
         function = dist.reduce_scatter_single if case.seed % 2 else dist.reduce_scatter_tensor
         return function(*args, op=case.op(to.rank), group=to.group, async_op=case.async_op)
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return reduce_scatter.build_single(info, *args, case.reduce_op, case.factor(info.rank))
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.reduce_scatter.build_single(info, *args, case.reduce_op, case.factor(info.rank))
 
 
 class ReduceScatterManaged(Form):
@@ -300,8 +295,8 @@ class ReduceScatterManaged(Form):
                 dist.reduce_scatter_single(output, tensor, op=case.op(to.rank), group=to.group)
         return manager if case.async_op else None
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return reduce_scatter.build_single_coalesced(info, *args, case.reduce_op, case.factor(info.rank))
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.reduce_scatter.build_single_coalesced(info, *args, case.reduce_op, case.factor(info.rank))
 
 
 def _exchanged(count: int, source: int, target: int) -> int:
@@ -319,8 +314,13 @@ class AllToAll(Form):
     def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         return dist.all_to_all(*args, group=to.group, async_op=case.async_op)
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return all_to_all.build(info, *args)
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.all_to_all.build(info, *args)
+
+
+def _rows(flat: Any, length: int) -> Tensor:
+    rows: Tensor = flat.unflatten(0, (-1, length))
+    return rows
 
 
 class AllToAllSingle(Form):
@@ -330,13 +330,13 @@ class AllToAllSingle(Form):
         of, into = flat_only.get(case.of, case.of), flat_only.get(case.into, case.into)
         count = size * case.count
         output, tensor = case.tensor(count, rank, 100, into), case.tensor(count, rank, 0, of)
-        return [output, tensor] if case.seed % 2 else [output.unflatten(0, (-1, case.count or 1)), tensor]
+        return [output, tensor] if case.seed % 2 else [_rows(output, case.count or 1), tensor]
 
     def call(self, case: Case, to: Target, args: list[Any]) -> Any:
         return dist.all_to_all_single(*args, group=to.group, async_op=case.async_op)
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return all_to_all.build_single(info, *args, [], [])
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.all_to_all.build_single(info, *args, [], [])
 
 
 class AllToAllSplit(Form):
@@ -360,8 +360,8 @@ class AllToAllSplit(Form):
         splits = self.splits(case, to.rank, to.size)
         return dist.all_to_all_single(*args, *splits, group=to.group, async_op=case.async_op)
 
-    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Call:
-        return all_to_all.build_single(info, *args, *self.splits(case, info.rank, info.size))
+    def build(self, case: Case, info: GroupInfo, args: list[Any]) -> Any:
+        return ops.all_to_all.build_single(info, *args, *self.splits(case, info.rank, info.size))
 
 
 FORMS: dict[str, Form] = {

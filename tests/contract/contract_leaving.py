@@ -7,7 +7,7 @@ import warnings
 from dataclasses import replace
 
 import torch.distributed as dist
-from contract_cases import LARGE, LARGE_BLOCK, Flight, cases
+from contract_cases import LARGE, LARGE_BLOCK, Flight, cases, problems_of
 from contract_pool import Member
 
 __all__ = ["leave_in_flight"]
@@ -20,6 +20,7 @@ class _Guest:
         self.group = group
         self.rank = member.rank
         self.size = member.size
+        self.answers = member.answers
 
 
 def leave_in_flight(member: Member, form: str, meets_first: bool) -> list[str]:
@@ -42,7 +43,6 @@ def leave_in_flight(member: Member, form: str, meets_first: bool) -> list[str]:
         for flight in flights:
             flight.wait()
     dist.destroy_process_group(group)
-    problems = (flight.problem(flight.expected()) for flight in flights)
-    failures = [text for text in problems if text is not None]
+    failures = problems_of(flights, member)
     dist.barrier(member.group)
     return failures

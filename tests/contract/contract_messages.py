@@ -186,10 +186,10 @@ def every_kind(size: int) -> Iterator[Message]:
         work += [(dtype, (num_bytes - 1) // dtype.itemsize + 1) for dtype in dtypes]
     for seed, ((dtype, count), (source, target)) in enumerate(zip(work, itertools.cycle(pairs(size)), strict=False)):
         message = draw_message(draw, source, target, dtype, count, seed)
-        sends, receives = SENDS, RECEIVES
+        sends, receives = list(SENDS), list(RECEIVES)
         if dtype.is_complex:
             direct = message.send == "direct send"
-            sends, receives = (tuple(s for s in each if s.startswith("direct") == direct) for each in (sends, receives))
+            sends, receives = ([s for s in each if s.startswith("direct") == direct] for each in (sends, receives))
         receive = draw.choice(receives)
         # Others may be ahead: where anyone may be the sender nobody else uses the tag.
         tag = 1000 + seed if receive.endswith("any") else draw.choice((0, 1, 7, HIGHEST_TAG))

@@ -43,7 +43,9 @@ def _rooted(name: str, keyword: str) -> Callable[[Group, int, Case, list[Any]], 
 def _split(group: Group, rank: int, case: Case, args: list[Any]) -> Any:
     form = FORMS["all_to_all split"]
     assert isinstance(form, AllToAllSplit)
-    return group.all_to_all_single(*args, *form.splits(case, rank, group.size()), async_op=case.async_op)
+    output, tensor = args
+    splits = form.splits(case, rank, group.size())
+    return group.all_to_all_single(output, tensor, *splits, async_op=case.async_op)
 
 
 METHODS: dict[str, Callable[[Group, int, Case, list[Any]], Any]] = {

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx.testing as pt
+from forking import context
 
 __all__ = ["GROUPS", "Member", "Pool", "PoolError", "ThreadsPool", "groups_of"]
 
@@ -65,13 +66,15 @@ def groups_of(world_size: int) -> dict[str, list[int]]:
 class Member:
     """What a function that runs in the pool sees of its group. `group` is None for the whole world.
 
-    `memberships` has the members of all groups that the process is in, this one among them.
+    `memberships` has the members of all groups that the process is in, this one among them. `answers` is the folder of
+    the oracle.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, rank: int, size: int, notes: Path) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, rank: int, size: int, notes: Path, answers: Path) -> None:
         self.group = group
         self.rank = rank
         self.size = size
+        self.answers = answers
         self.memberships: dict[str, Member] = {}
         self._notes = notes.open("w")
 
@@ -96,9 +99,7 @@ class Member:
 class Pool:
     """The processes of one world. With `backend=None` they join no group."""
 
-    def __init__(self, world_size: int, backend: str | None, folder: Path) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pytest", "torch", "torch.distributed"])
+    def __init__(self, world_size: int, backend: str | None, folder: Path, answers: Path) -> None:
         self.world_size = world_size
         self.usable = True
         self._folder = folder
@@ -108,7 +109,7 @@ class Pool:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(theirs, rank, world_size, backend, folder),
+                args=(theirs, rank, world_size, backend, folder, answers),
                 name=f"rank {rank} of {world_size}",
                 daemon=True,
             )
@@ -155,10 +156,10 @@ class Pool:
             if not ready:
                 problems = [f"rank {rank} did not answer: {self._last_words(rank)}" for rank in waited.values()]
                 problems += [f"rank {rank} had answered: {answer}" for rank, answer in results.items() if answer]
-            for pipe in ready:
-                rank = waited[pipe]  # type: ignore[index]
+            for pipe in [pipe for pipe in waited if pipe in ready]:
+                rank = waited[pipe]
                 try:
-                    good, results[rank] = pipe.recv()  # type: ignore[union-attr]
+                    good, results[rank] = pipe.recv()
                 except (EOFError, ConnectionResetError):
                     self._processes[rank].join(timeout=10)
                     code = self._processes[rank].exitcode
@@ -185,17 +186,18 @@ class Pool:
 class ThreadsPool:
     """The same for ranks that are threads of this process, each run in a world of its own."""
 
-    def __init__(self, world_size: int, folder: Path) -> None:
+    def __init__(self, world_size: int, folder: Path, answers: Path) -> None:
         self.world_size = world_size
         self.usable = True
         self._folder = folder
+        self._answers = answers
         self._seeds = itertools.count()
 
     def run(self, function: Callable[..., Any], group: str, *args: object) -> list[Any]:
         world_size, ranks = GROUPS[group]
 
         def body(rank: int, world: pt.World) -> Any:
-            members = memberships(rank, world_size, self._folder / f"rank{rank}.notes")
+            members = memberships(rank, world_size, self._folder / f"rank{rank}.notes", self._answers)
             try:
                 return function(members[group], *args) if group in members else None
             finally:
@@ -210,13 +212,18 @@ class ThreadsPool:
 
 
 def _serve(
-    pipe: multiprocessing.connection.Connection, rank: int, world_size: int, backend: str | None, folder: Path
+    pipe: multiprocessing.connection.Connection,
+    rank: int,
+    world_size: int,
+    backend: str | None,
+    folder: Path,
+    answers: Path,
 ) -> None:
     torch.set_num_threads(1)
     stacks = (folder / f"rank{rank}.stacks").open("w")
     faulthandler.enable(stacks)
     try:
-        members = _join(rank, world_size, backend, folder)
+        members = _join(rank, world_size, backend, folder, answers)
         pipe.send((True, None))
         while True:
             try:
@@ -234,10 +241,11 @@ def _serve(
         pipe.send((False, traceback.format_exc()))
 
 
-def _join(rank: int, world_size: int, backend: str | None, folder: Path) -> dict[str, Member]:
+def _join(rank: int, world_size: int, backend: str | None, folder: Path, answers: Path) -> dict[str, Member]:
     notes = folder / f"rank{rank}.notes"
     if backend is None:
-        return {name: Member(None, rank, world_size, notes) for name, (size, _) in GROUPS.items() if size == world_size}
+        names = [name for name, (size, _) in GROUPS.items() if size == world_size]
+        return {name: Member(None, rank, world_size, notes, answers) for name in names}
     dist.init_process_group(
         backend,
         init_method=f"file://{os.fspath(folder / 'store')}",
@@ -245,10 +253,10 @@ def _join(rank: int, world_size: int, backend: str | None, folder: Path) -> dict
         world_size=world_size,
         timeout=timedelta(seconds=60),
     )
-    return memberships(rank, world_size, notes)
+    return memberships(rank, world_size, notes, answers)
 
 
-def memberships(rank: int, world_size: int, notes: Path) -> dict[str, Member]:
+def memberships(rank: int, world_size: int, notes: Path, answers: Path) -> dict[str, Member]:
     """Makes the groups of the world; those that this rank is in, by name."""
     members: dict[str, Member] = {}
     for name, (size, ranks) in (GROUPS | BESIDE).items():
@@ -256,9 +264,9 @@ def memberships(rank: int, world_size: int, notes: Path) -> dict[str, Member]:
             continue
         group = None if ranks is None else dist.new_group(ranks, sort_ranks=False)
         if ranks is None:
-            members[name] = Member(None, rank, world_size, notes)
+            members[name] = Member(None, rank, world_size, notes, answers)
         elif rank in ranks:
-            members[name] = Member(group, ranks.index(rank), len(ranks), notes)
+            members[name] = Member(group, ranks.index(rank), len(ranks), notes, answers)
     for member in members.values():
         member.memberships = members
     return members

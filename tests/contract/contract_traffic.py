@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Hashable
 from dataclasses import replace
 
-from contract_cases import SHOWN, Flight, cases, draw_case, wait_for
+from contract_cases import SHOWN, Flight, cases, draw_case, problems_of, wait_for
 from contract_forms import FORMS, Case
 from contract_messages import COUNTS, DTYPES, Message, Side, draw_message, in_own_order, pairs
 from contract_pool import Member, groups_of
@@ -76,9 +76,8 @@ def _fly(member: Member, parts: list[Part], draw: random.Random) -> list[str]:
         if not side.sends or side.raised is not None or draw.random() >= DROPPED:
             sides.append(side)
     wait_for([*collectives, *sides], draw)
-    problems = [flight.problem(flight.expected()) for flight in collectives]
-    problems += [side.problem() for side in sides]
-    return [problem for problem in problems if problem is not None]
+    problems = problems_of(collectives, member)
+    return problems + [problem for side in sides if (problem := side.problem()) is not None]
 
 
 def _kept_order(part: Part) -> Hashable:

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from contract_data import ARRANGEMENTS, UNCOMMON, arrange, difference, values
+from contract_cases import cases
+from contract_data import ARRANGEMENTS, UNCOMMON, arrange, difference, fingerprint, values
 from contract_exchanges import misarrivals
+from contract_forms import FORMS
 from contract_messages import Message, Side, every_kind, in_own_order
+from contract_oracle import Oracle, expected, flatten
 from contract_pool import Member, Pool, PoolError
 
 from phalanx.types import REDUCIBLE
@@ -21,7 +24,7 @@ from phalanx.types import REDUCIBLE
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Pool]:
-    pool = Pool(2, None, tmp_path)
+    pool = Pool(2, None, tmp_path, tmp_path)
     yield pool
     pool.close()
 
@@ -84,7 +87,7 @@ def test_a_rank_that_raises_is_named(pool: Pool) -> None:
 
 
 def test_closing_ends_the_processes(tmp_path: Path) -> None:
-    pool = Pool(2, None, tmp_path)
+    pool = Pool(2, None, tmp_path, tmp_path)
     pids = pool.run(pid_of, "world of 2")
     pool.close()
     for pid in pids:
@@ -126,10 +129,41 @@ def test_one_bit_makes_a_difference() -> None:
 
 def test_zeros_differ_by_sign_and_nans_are_one() -> None:
     assert difference(torch.tensor([0.0]), torch.tensor([-0.0]), nan_is_nan=True)
-    one_nan, other_nan = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32).split(1)
+    nans = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
+    one_nan, other_nan = nans[:1], nans[1:]
     assert difference(one_nan, other_nan, nan_is_nan=True) is None
     assert difference(one_nan, other_nan, nan_is_nan=False)
     assert difference(torch.tensor([complex(math.nan, 1.0)]), torch.tensor([complex(math.nan, 2.0)]), nan_is_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [each for each in DTYPE_CODES if each.is_floating_point or each.is_complex], ids=str)
+@pytest.mark.parametrize("nan_is_nan", [False, True])
+def test_fingerprints_differ_where_values_do(dtype: torch.dtype, nan_is_nan: bool) -> None:
+    whole = values(dtype, 1037, lane=0, seed=1)
+    others = [whole.clone(), values(dtype, 1037, lane=1, seed=1), whole[:-1]]
+    for i in range(0, whole.numel(), 61):
+        changed = whole.clone()
+        changed.view(torch.uint8)[i * dtype.itemsize] ^= 1
+        others.append(changed)
+    for other in others:
+        same = other.numel() == whole.numel() and difference(other, whole, nan_is_nan=nan_is_nan) is None
+        prints = [fingerprint(each, nan_is_nan=nan_is_nan) for each in (other, whole)]
+        assert (prints[0] == prints[1]) == same
+    assert fingerprint(arrange(whole, "strided"), nan_is_nan=nan_is_nan) == fingerprint(whole, nan_is_nan=nan_is_nan)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_wrong_value_is_told_by_the_oracle(form: str, tmp_path: Path) -> None:
+    case = next(case for case in cases(form, 3) if case.count == 1037 and case.dtype.itemsize == 4)
+    for rank in range(3):
+        args = expected(case, 3)[rank]
+        oracle = Oracle(tmp_path)
+        assert oracle.problem(case, rank, 3, args) is None
+        assert oracle.num_computed == (rank == 0), "the answer is found in the folder"
+        with torch.inference_mode(case.inference):
+            tensor = max(flatten(args), key=torch.Tensor.numel).detach()
+            tensor.fill_(41)
+        assert "tensor" in (oracle.problem(case, rank, 3, args) or "")
 
 
 def test_an_order_of_ones_own_keeps_that_of_the_same_key() -> None:

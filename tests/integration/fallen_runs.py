@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -25,6 +24,8 @@ from typing import Any
 import torch
 from fallen_jobs import JOBS, SIZE, Job, Rank
 from ranks import until
+
+import forking
 
 
 def be_rank(rank: int, folder: Path, body: Callable[[Rank], None]) -> None:
@@ -134,13 +135,12 @@ class Run:
 @contextlib.contextmanager
 def running(jobs: list[Job], folder: Path, *, has_launcher: bool) -> Iterator[list[Run]]:
     """All at once."""
-    context = multiprocessing.get_context("forkserver")
     runs: list[Run] = []
     try:
         for number, job in enumerate(jobs):
             place = folder / f"{number}-{job.name}"
             place.mkdir(parents=True)
-            runs.append(Run(context, job, place, has_launcher=has_launcher))
+            runs.append(Run(forking.context, job, place, has_launcher=has_launcher))
         yield runs
     finally:
         for run in runs:
@@ -159,7 +159,7 @@ class TorchrunRun:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(Path(forking.__file__).parent)},
             )
 
     def end(self, deadline: float) -> None:

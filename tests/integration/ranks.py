@@ -32,6 +32,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
+
+from forking import context
 
 # The numbers of system calls: futex, and those in which the parent of the ranks waits for something to do.
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
@@ -41,19 +44,6 @@ _IDLE = {"x86_64": ("232", "281"), "aarch64": ("22",)}.get(os.uname().machine, (
 def shared_files() -> set[str]:
     """The files of Phalanx in /dev/shm, of this and other programs."""
     return {name for name in os.listdir("/dev/shm") if name.startswith("phalanx-")}
-
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "pytest",
-        "torch",
-        "torch._dynamo",
-        "torch.distributed",
-        "phalanx",
-        "phalanx.group.process_group",
-    ]
-)
 
 
 @dataclass
@@ -88,10 +78,10 @@ class World:
         _worlds.append(self)
         ways = [way] * size if isinstance(way, str) else way
         for rank, one in enumerate(ways):
-            ours, theirs = _context.Pipe()
+            ours, theirs = context.Pipe()
             here = Here(theirs, rank, size, folder)
             # Only those who are no daemons may have children.
-            process = _context.Process(target=_WAYS[one], args=(here, function, args), daemon=one != "child")
+            process = context.Process(target=_WAYS[one], args=(here, function, args), daemon=one != "child")
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -211,8 +201,8 @@ class Here:
     def end(self, end: End) -> None:
         self._pipe.send(("end", end))
 
-    def store(self, name: str = "store") -> dist.Store:
-        return dist.FileStore(os.fspath(self.folder / name), self.size)
+    def store(self, name: str = "store") -> Store:
+        return FileStore(os.fspath(self.folder / name), self.size)
 
     def init(self, timeout: float = 30) -> None:
         dist.init_process_group(

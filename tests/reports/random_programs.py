@@ -26,7 +26,7 @@ __all__ = ["Program", "Sources", "Step", "draw_program"]
 
 _MOST_RANKS = 5
 _MOST_GROUPS = 3
-_NUM_STEPS = (3, 12)
+_NUM_STEPS = (1, 12)
 _NUM_TAGS = 3
 # Elements of a message that is not sent before it is received.
 _LONG = 1000
@@ -122,9 +122,9 @@ class Program:
         return "\n".join(text) + "\n"
 
 
-def draw_program(seed: int) -> Program:
-    """The same one for the same seed."""
-    return _Drawing(random.Random(seed)).draw()
+def draw_program(rng: random.Random) -> Program:
+    """The same one for the same numbers."""
+    return _Drawing(rng).draw()
 
 
 class _Drawing:
@@ -158,7 +158,7 @@ class _Drawing:
         if drawn < 0.25 and len(members) > 1:
             self._draw_message(group, members)
             return
-        kind = rng.choice(OBJECTS if drawn > 0.96 else COLLECTIVES)
+        kind = rng.choice(OBJECTS if drawn > 0.9 else COLLECTIVES)
         # torch gives a future for a coalesced call, and futures do not keep the class of an exception.
         is_async = kind not in (*OBJECTS, "coalesced") and rng.random() < 0.35
         self._steps.append(Step(kind, group, members, draw_params(rng, members), is_async))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -10,20 +11,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+import random_steps
+from examples import NUMBERS, SEEDS, examples, programs
 from random_faults import KINDS, FaultyProgram, draw_fault
 from random_oracle import Judge
-from random_programs import Sources, draw_program
-from random_steps import COLLECTIVES, MESSAGES, OBJECTS
+from random_programs import Program, Sources, draw_program
+from random_steps import COLLECTIVES, MESSAGES, OBJECTS, REDUCING
 from telling import Outcome, run_telling
 
 import phalanx.testing as pt
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated:FutureWarning")
 
-_NUM_PARTS = 10
-_NUM_PROGRAMS = 200  # a part
-_NUM_FAULTY = 30  # of each kind
+_NUM_PROGRAMS = 200
+_NUM_FAULTY = 3  # of each kind, with and without a timeout
 _PROCESS_SEEDS = range(10_000, 10_010)
 # Seconds: of the run's own time where ranks are threads.
 _TIMEOUT = 60
@@ -33,27 +36,58 @@ _LATE = "had not made this call"
 _MOST_ATTEMPTS = 5
 
 
-@pytest.mark.parametrize("part", range(_NUM_PARTS))
-def test_right_programs_in_threads(part: int) -> None:
+def _run_in_threads(program: Program, seed: int) -> None:
+    sources = program.write()
+    try:
+        pt.run(sources, program.ranks, schedule="random", seed=seed)
+    except Exception as error:
+        error.add_note(f"schedule {seed}\n{_listing(sources)}")
+        raise
+
+
+def test_right_programs_in_threads() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(part * _NUM_PROGRAMS, (part + 1) * _NUM_PROGRAMS):
-        program = draw_program(seed)
-        sources = program.write()
+
+    @examples(_NUM_PROGRAMS)
+    @hypothesis.given(programs(), SEEDS)
+    def run(program: Program, seed: int) -> None:
         seen.update(step.kind for step in program.steps)
         seen["asynchronous"] += sum(step.is_async for step in program.steps)
         seen["groups"] += len(program.groups) - 1
-        try:
-            pt.run(sources, program.ranks, schedule="random", seed=seed)
-        except Exception as error:
-            error.add_note(f"seed {seed}\n{_listing(sources)}")
-            raise
+        _run_in_threads(program, seed)
+
+    run()
     missing = [kind for kind in (*COLLECTIVES, *OBJECTS, *MESSAGES, "asynchronous", "groups") if not seen[kind]]
     assert not missing, f"never drawn: {missing}"
 
 
+def test_a_program_that_fails_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To one call of two ranks, where what a maximum is to be is wrong."""
+    monkeypatch.setattr(random_steps, "max", lambda values: 0, raising=False)
+    failed: list[Program] = []
+
+    @examples(_NUM_PROGRAMS)
+    @hypothesis.given(programs(), SEEDS)
+    def run(program: Program, seed: int) -> None:
+        try:
+            _run_in_threads(program, seed)
+        except Exception:
+            failed.append(program)
+            raise
+
+    with pytest.raises(AssertionError, match="expected 0, got") as caught:
+        run()
+    (step,) = failed[-1].steps
+    assert failed[-1].ranks == 2
+    assert step.kind in REDUCING
+    assert step.params["reduce_op"] == "MAX"
+    # What is told is the smallest one.
+    assert any("rank1.py" in note and "MAX" in note for note in caught.value.__notes__)
+
+
 @pytest.mark.parametrize("seed", _PROCESS_SEEDS)
 def test_right_programs_in_processes(seed: int) -> None:
-    program = draw_program(seed)
+    program = draw_program(random.Random(seed))
     program.timeout = _TIMEOUT_OF_PROCESSES
     sources = program.write()
     try:
@@ -67,7 +101,7 @@ def _faulty_programs(kind: str, first_seed: int) -> Iterator[tuple[int, FaultyPr
     """Not every program has a place for every fault."""
     seed = first_seed
     while True:
-        program = draw_fault(draw_program(seed), kind, random.Random(seed))
+        program = draw_fault(draw_program(random.Random(seed)), kind, random.Random(seed))
         if program is not None:
             yield seed, program
         seed += 1
@@ -85,14 +119,22 @@ def _check(program: FaultyProgram, sources: Sources, outcome: Outcome, seed: int
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("timeout", [None, _TIMEOUT], ids=["for ever", "with a timeout"])
 def test_faults_in_threads(kind: str, timeout: int | None, tmp_path: Path) -> None:
-    programs = _faulty_programs(kind, 0 if timeout is None else 5_000)
     options: dict[str, Any] = {} if timeout is None else {"timeout": timedelta(seconds=timeout)}
-    for _ in range(_NUM_FAULTY // 2):
-        seed, program = next(programs)
+    folders = (tmp_path / str(number) for number in itertools.count())
+
+    @examples(_NUM_FAULTY)
+    @hypothesis.given(programs(), NUMBERS, SEEDS)
+    def run(right: Program, rng: random.Random, seed: int) -> None:
+        program = draw_fault(right, kind, rng)
+        # Not every program has a place for every fault.
+        hypothesis.assume(program is not None)
+        assert program is not None
         program.timeout = timeout
         sources = program.write()
-        outcome = run_telling(sources, program.ranks, tmp_path / str(seed), schedule="random", seed=seed, **options)
+        outcome = run_telling(sources, program.ranks, next(folders), schedule="random", seed=seed, **options)
         _check(program, sources, outcome, seed)
+
+    run()
 
 
 @pytest.mark.parametrize("kind", ["op", "count", "root", "message dtype", "exception", "return"])

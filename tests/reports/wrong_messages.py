@@ -135,10 +135,13 @@ def an_asynchronous_message(rank: int, world: World) -> None:
       Next: receive into a tensor of the dtype and number of elements that are sent, or look for a message that is sent
       | or received once too often; this group can't be used any more
     """
+    work: dist.Work | None = None
     if rank == 0:
-        dist.isend(torch.ones(LONG), 1).wait()  # one
-    else:
-        dist.irecv(torch.ones(2 * LONG), 0).wait()  # two
+        work = dist.isend(torch.ones(LONG), 1)  # one
+    if rank == 1:
+        work = dist.irecv(torch.ones(2 * LONG), 0)  # two
+    assert work is not None
+    work.wait()
 
 
 @wrong(2)

@@ -304,7 +304,7 @@ def _make(step: Step, group: Any, rank: int, buffers: Sequence[Tensor], is_async
     info = GroupInfo("", rank, dist.get_world_size())
     inputs = [view.of(buffers) for view in step.inputs[rank]]
     outputs = [view.of(buffers) for view in step.outputs[rank]]
-    op = _REDUCE_OPS[step.reduce_op]
+    op: Any = _REDUCE_OPS[step.reduce_op]
     kwargs: dict[str, Any] = {"async_op": is_async}
     match step.op:
         case "all_reduce":

@@ -27,6 +27,7 @@ from judgement import Error, Facts, detail, judge, judge_peace
 from ops import build
 from resources import Holdings, left_files, left_over, shared_files
 from scenarios import Scenario, Step, VictimError
+from torch.distributed import Store  # type: ignore[attr-defined]
 from worlds import Event, Here, Rank, Supervisor, World
 
 # Seconds. Nothing here waits for these to pass unless something is wrong.
@@ -75,7 +76,7 @@ class _Program:
         # Here, not earlier: closing the connections would hide descriptors that were left open.
         del store
 
-    def _take(self, number: int, step: Step, store: dist.Store) -> None:
+    def _take(self, number: int, step: Step, store: Store) -> None:
         scenario, rank = self._scenario, self._here.rank
         deadly = self._is_victim and number == scenario.target
         if self._is_victim:
@@ -96,7 +97,7 @@ class _Program:
         if deadly and scenario.moment == "after":
             self._die()
 
-    def _make(self, step: Step, store: dist.Store) -> None:
+    def _make(self, step: Step, store: Store) -> None:
         rank = self._here.rank
         if step.group == 0:
             timeout = _TIMEOUT_FOR_UNKNOWN if self._scenario.may_die_unknown else _GROUP_TIMEOUT

@@ -64,6 +64,7 @@ class _Program:
             self._backend, store=store, rank=here.rank, world_size=here.size, timeout=_GROUP_TIMEOUT
         )
         world = tuple(range(here.size))
+        assert dist.group.WORLD is not None
         self._groups.append((world, Place(dist.group.WORLD, world, here.rank)))
         for ranks in dict.fromkeys((world, world[:2], world[-2:], world[1:])):
             if len(ranks) > 1:

@@ -1,5 +1,5 @@
-"""`make soak`: random kills, mixed calls without an end, tensors that share memory. Not part of `make test`: it takes
-about 25 minutes.
+"""`make soak`: random kills, mixed calls without an end, tensors that share memory, random programs of ranks that are
+threads, damaged boxes. Not part of `make test`: it takes about 30 minutes.
 
 Prints the seed that repeats the run, and for every world that fails the command that runs that world alone; what is
 known of it is written to build/soak/. A survivor that learns of a death too late fails its world, too.
@@ -8,7 +8,9 @@ known of it is written to build/soak/. A survivor that learns of a death too lat
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import re
 import shlex
 import statistics
 import subprocess
@@ -29,6 +31,8 @@ MOST_FAILURES = 20
 # Of the calls, the part that 2 and 4 ranks make.
 PARTS = {2: 0.8, 4: 0.2}
 WORLDS_A_SEED = 1_000_000
+# In `make test`; see tests/reports/test_random_programs.py.
+RANDOM_PROGRAMS = 200
 
 
 @dataclass
@@ -82,6 +86,12 @@ def parse() -> argparse.Namespace:
         "--programs", type=int, default=1_000, help="programs whose tensors share memory (default: %(default)s)"
     )
     parser.add_argument("--boxes", type=int, default=5_000, help="damaged black boxes (default: %(default)s)")
+    parser.add_argument(
+        "--random",
+        type=int,
+        default=2_000,
+        help="random programs of ranks that are threads, and a part of that with faults (default: %(default)s)",
+    )
     parser.add_argument("--only", choices=list(PARTS_OF_A_RUN), help="one of the parts")
     parser.add_argument("--world", type=int, help="run this one world of the kills and print all that is known of it")
     parser.add_argument(
@@ -240,7 +250,41 @@ def soak_boxes(keeper: Keeper, options: argparse.Namespace, seed: int, tally: Ta
         report(Notes(), "damaged boxes", outcome, arguments, options)
 
 
-PARTS_OF_A_RUN = {"kills": soak_kills, "mixed": soak_mixed, "aliasing": soak_aliasing, "boxes": soak_boxes}
+def soak_random(keeper: Keeper, options: argparse.Namespace, seed: int, tally: Tally) -> None:
+    """By pytest and Hypothesis, which makes a program that fails smaller and shows it."""
+    notes, start = Notes(), time.monotonic()
+    factor = max(1, options.random // RANDOM_PROGRAMS)
+    tests = ROOT / "tests" / "reports" / "test_random_programs.py"
+    chosen = ["-k", "threads", "--timeout=3600", "-p", "no:cacheprovider", f"--hypothesis-seed={seed}"]
+    program = [sys.executable, "-m", "pytest", "-v", *chosen, str(tests)]
+    environment = os.environ | {"PHALANX_RANDOM_PROGRAMS": str(factor)}
+    lines: list[str] = []
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            lines.append(line.rstrip())
+            done = re.search(r"::(\S.*) (PASSED|FAILED) +\[ *(\d+)%\]", line)
+            if done:
+                notes.say(f"random programs: {done[3]}% of the tests, {done[1]} {done[2].lower()}")
+    verdict = "FAILED" if run.returncode else "ok"
+    tally.lines.append(
+        f"random: {factor * RANDOM_PROGRAMS:,} programs without a fault, others with, "
+        f"in {time.monotonic() - start:.0f} s, {verdict}"
+    )
+    if run.returncode:
+        tally.failures += 1
+        outcome = {"problems": [line for line in lines if line.startswith("FAILED")], "detail": "\n".join(lines)}
+        arguments = ["--only", "random", "--seed", str(seed), "--random", str(options.random)]
+        report(notes, "random programs", outcome, arguments, options)
+
+
+PARTS_OF_A_RUN = {
+    "kills": soak_kills,
+    "mixed": soak_mixed,
+    "aliasing": soak_aliasing,
+    "random": soak_random,
+    "boxes": soak_boxes,
+}
 
 
 def report(

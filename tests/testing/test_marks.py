@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from programs import run_pytest
+
 _WRONG = {
     "ranks(2, sede=3)": "expected options among sizes, seeds, seed, *, got 'sede' (did you mean 'seed'?)",
     "ranks": "expected ranks(number) or ranks([[]number, ...[]]), got ranks()",
@@ -32,7 +34,7 @@ def test_all_wrong_marks_of_a_file_are_told(pytester: pytest.Pytester) -> None:
     in_class = "class TestIt:\n    @pytest.mark.ranks(0)\n    def test_method(self): pass\n"
     pytester.makepyfile(test_wrong="import pytest\n" + "".join(tests) + in_class)
     pytester.makepyfile(test_right="def test_it(): pass\n")
-    result = pytester.runpytest_subprocess("--continue-on-collection-errors")
+    result = run_pytest(pytester, "--continue-on-collection-errors")
     result.assert_outcomes(passed=1, errors=1)
     begin = next(number for number, line in enumerate(result.outlines) if "ERROR collecting" in line)
     pattern = [
@@ -49,7 +51,7 @@ def test_wrong_marks_in_classes_and_of_whole_files(pytester: pytest.Pytester) ->
         test_class="import pytest\nclass TestIt:\n    @pytest.mark.ranks(0)\n    def test_method(self): pass\n",
         test_file="import pytest\npytestmark = pytest.mark.ranks(0)\ndef test_1(): pass\ndef test_2(): pass\n",
     )
-    result = pytester.runpytest_subprocess()
+    result = run_pytest(pytester)
     result.assert_outcomes(errors=2)
     told = [line for line in result.outlines if "expected at least one rank" in line and line.startswith("test_")]
     assert told == [
@@ -60,11 +62,11 @@ def test_wrong_marks_in_classes_and_of_whole_files(pytester: pytest.Pytester) ->
 
 def test_sizes_may_be_given_by_name(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.ranks(sizes=[1, 2])\ndef test_it(rank): pass\n")
-    pytester.runpytest_subprocess().assert_outcomes(passed=2)
+    run_pytest(pytester).assert_outcomes(passed=2)
 
 
 def test_our_fixtures_without_the_mark(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_bare(rank):\n    pass\n")
-    result = pytester.runpytest_subprocess()
+    result = run_pytest(pytester)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*expected the mark ranks on a test that takes 'rank'*"])

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from programs import run_pytest
+
 _STEP = """
 import pytest
 import torch
@@ -15,7 +17,7 @@ import torch.distributed as dist
 
 def _run(pytester: pytest.Pytester, source: str, *options: str) -> pytest.RunResult:
     pytester.makepyfile(_STEP + source)
-    return pytester.runpytest_subprocess(*options)
+    return run_pytest(pytester, *options)
 
 
 def test_one_test_a_size(pytester: pytest.Pytester) -> None:
@@ -100,7 +102,7 @@ def test_race(rank, world):
     result.assert_outcomes(failed=1)
     # Where CI is set in the environment, pytest's summary shows the whole text a second time.
     (option,) = {line.split()[-1] for line in result.outlines if "again: pytest " in line}
-    repeated = pytester.runpytest_subprocess(option)
+    repeated = run_pytest(pytester, option)
     repeated.assert_outcomes(failed=1)
     repeated.stdout.fnmatch_lines(["*rank 2 was first*", f"*{option}"])
 
@@ -228,7 +230,7 @@ def test_it(rank):
     dist.barrier()
 """
     )
-    pytester.runpytest_subprocess(f"--import-mode={mode}").assert_outcomes(passed=1, xfailed=1)
+    run_pytest(pytester, f"--import-mode={mode}").assert_outcomes(passed=1, xfailed=1)
 
 
 def test_beside_xdist(pytester: pytest.Pytester) -> None:
@@ -332,7 +334,7 @@ def test_the_command_is_to_be_given_where_pytest_was_started(
     pytester.makeini("[pytest]")
     (folder / "test_inner.py").write_text(_STEP + "@pytest.mark.ranks(2)\ndef test_it(rank):\n    assert rank\n")
     monkeypatch.chdir(folder)
-    result = pytester.runpytest_subprocess()
+    result = run_pytest(pytester)
     result.stdout.fnmatch_lines(["*again: pytest 'test_inner.py::test_it?2 ranks?' --ranks-replay=*"])
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from programs import run_pytest
+
 _STEP = """
 import pytest
 import torch
@@ -17,7 +19,7 @@ BOTH = pytest.mark.parametrize("processes", [False, True], ids=["threads", "proc
 
 def _run(pytester: pytest.Pytester, source: str, *options: str) -> pytest.RunResult:
     pytester.makepyfile(_STEP + source)
-    return pytester.runpytest_subprocess(*options)
+    return run_pytest(pytester, *options)
 
 
 def assert_only_the_program_is_shown(text: str) -> None:

@@ -5,37 +5,22 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import phalanx
 import phalanx.testing as pt
+import programs
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def _torchrun(name: str, ranks: int, *arguments: str) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    running = subprocess.Popen(
-        [*command, str(EXAMPLES / name), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    try:
-        printed, complaints = running.communicate(timeout=100)
-    except BaseException:
-        os.killpg(running.pid, signal.SIGKILL)
-        raise
-    assert running.returncode == 0, complaints
-    assert complaints == ""
-    return printed
+    command = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), str(EXAMPLES / name), *arguments]
+    done = programs.run(command, Path.cwd(), os.environ | {"OMP_NUM_THREADS": "1"})
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 @pytest.mark.parametrize(

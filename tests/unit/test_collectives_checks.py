@@ -186,7 +186,7 @@ def test_overlap_is_decided_by_addresses(size: tuple[int, ...], stride: tuple[in
     if overlaps:
         assert refused(lambda: all_reduce.build(INFO, tensor, SUM)).code == "INVALID:OVERLAP"
     else:
-        assert all_reduce.build(INFO, tensor, SUM).count == tensor.numel()
+        assert all_reduce.build(INFO, tensor, SUM).description.count == tensor.numel()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_overlap_is_decided_by_addresses(size: tuple[int, ...], stride: tuple[in
 )
 def test_tensors_of_any_shape_are_taken(tensor: Tensor) -> None:
     call = all_reduce.build(INFO, tensor, SUM)
-    assert call.count == tensor.numel()
+    assert call.description.count == tensor.numel()
     assert call.inputs is not None
     assert call.inputs.tensors[0] is tensor
 
@@ -330,9 +330,9 @@ def test_factors(op: str) -> None:
     build = REDUCTIONS[op]
     for factor in (0.5, 2.0**64, float("nan"), float("inf")):
         assert refused(partial(build, t(4, dtype=INT), PREMUL_SUM, factor)).code == "INVALID:REDUCE_OP"
-        assert build(t(4), PREMUL_SUM, factor).factor is factor
-    assert build(t(4, dtype=INT), PREMUL_SUM, -3.0).factor == -3.0
-    assert build(t(4, dtype=torch.complex64), PREMUL_SUM, 0.5).factor == 0.5
+        assert build(t(4), PREMUL_SUM, factor).description.factor == pytest.approx(factor, nan_ok=True)
+    assert build(t(4, dtype=INT), PREMUL_SUM, -3.0).description.factor == -3.0
+    assert build(t(4, dtype=torch.complex64), PREMUL_SUM, 0.5).description.factor == 0.5
 
 
 @pytest.mark.filterwarnings("ignore:.*quant:DeprecationWarning")

@@ -21,10 +21,14 @@ from phalanx.collectives import (
     reduce_scatter,
     scatter,
 )
-from phalanx.types import NO_REDUCE_OP, NO_ROOT, Call, GroupInfo, carry_out
+from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, NO_ROOT, Call, GroupInfo, carry_out
 
 SUM, AVG, MAX, PREMUL_SUM = 0, 1, 4, 8
 SIZE = 3
+
+
+# By number.
+DTYPES: dict[int, torch.dtype | None] = {0: None} | {code: dtype for dtype, code in DTYPE_CODES.items()}
 
 
 def run(build: Callable[[GroupInfo], Call], size: int = SIZE) -> list[Call]:
@@ -35,7 +39,8 @@ def run(build: Callable[[GroupInfo], Call], size: int = SIZE) -> list[Call]:
 
 
 def signature(call: Call) -> tuple[object, ...]:
-    return (call.op, call.reduce_op, call.root, call.dtype, call.count, call.layout)
+    what = call.description
+    return (what.op, what.reduce_op, what.root, DTYPES[what.dtype], what.count, what.layout)
 
 
 def lists(tensors: Sequence[Tensor]) -> list[object]:
@@ -69,8 +74,8 @@ def test_all_reduce_coalesced() -> None:
     tensors = [[torch.tensor([rank]), torch.tensor([[rank, 2]]), torch.empty(0).long()] for rank in range(SIZE)]
     calls = run(lambda info: all_reduce.build_coalesced(info, tensors[info.rank], MAX))
     assert [lists(row) for row in tensors] == [[[2], [[2, 2]], []]] * SIZE
-    assert calls[0].count == 3
-    assert calls[0].layout != 0
+    assert calls[0].description.count == 3
+    assert calls[0].description.layout != 0
 
 
 def test_reduce_writes_on_the_root_only() -> None:
@@ -94,7 +99,7 @@ def test_broadcast_coalesced_mixes_dtypes() -> None:
     calls = run(lambda info: broadcast.build_coalesced(info, tensors[info.rank], 1))
     assert [lists(row) for row in tensors] == [[[1], [1.0, 1.0]]] * SIZE
     swapped = broadcast.build_coalesced(GroupInfo("g", 0, SIZE), [torch.zeros(1), torch.zeros(2).long()], 1)
-    assert swapped.layout != calls[0].layout
+    assert swapped.description.layout != calls[0].description.layout
 
 
 def test_all_gather_of_uneven_tensors() -> None:
@@ -102,8 +107,8 @@ def test_all_gather_of_uneven_tensors() -> None:
     outputs = [[torch.zeros(size) for size in sizes] for _ in range(SIZE)]
     calls = run(lambda i: all_gather.build(i, outputs[i.rank], torch.full((sizes[i.rank],), float(i.rank))))
     assert [lists(row) for row in outputs] == [[[0.0, 0.0], [], [2.0]]] * SIZE
-    assert calls[0].count == 3
-    assert calls[0].layout == calls[2].layout != 0
+    assert calls[0].description.count == 3
+    assert calls[0].description.layout == calls[2].description.layout != 0
 
 
 def test_all_gather_single_concatenates_or_stacks() -> None:
@@ -149,8 +154,8 @@ def test_reduce_scatter_of_uneven_blocks() -> None:
         lambda i: reduce_scatter.build(i, outputs[i.rank], [torch.full((n,), 1.0 + i.rank) for n in sizes], SUM)
     )
     assert lists(outputs) == [[6.0], [6.0, 6.0, 6.0], []]
-    assert calls[0].count == 4
-    assert calls[0].layout == calls[1].layout != 0
+    assert calls[0].description.count == 4
+    assert calls[0].description.layout == calls[1].description.layout != 0
 
 
 def test_reduce_scatter_single_in_place() -> None:
@@ -176,7 +181,7 @@ def test_all_to_all_lists() -> None:
         lambda i: all_to_all.build(i, outputs[i.rank], [torch.full((i.rank,), 10.0 * i.rank + q) for q in range(SIZE)])
     )
     assert [lists(row) for row in outputs] == [[[], [10.0 + q], [20.0 + q, 20.0 + q]] for q in range(SIZE)]
-    assert {(call.count, call.layout) for call in calls} == {(-1, 0)}
+    assert {(call.description.count, call.description.layout) for call in calls} == {(-1, 0)}
 
 
 def test_all_to_all_single_splits_rows() -> None:
@@ -211,7 +216,7 @@ def test_the_layout_tells_divisions_apart() -> None:
     info = GroupInfo("g", 0, 2)
 
     def layout(*sizes: int) -> int:
-        return all_reduce.build_coalesced(info, [torch.zeros(size) for size in sizes], SUM).layout
+        return all_reduce.build_coalesced(info, [torch.zeros(size) for size in sizes], SUM).description.layout
 
     assert layout(1, 3) == layout(1, 3)
     assert len({layout(1, 3), layout(3, 1), layout(2, 2), layout(1, 1, 2), layout(4)}) == 5
@@ -220,11 +225,11 @@ def test_the_layout_tells_divisions_apart() -> None:
 def test_the_layout_is_the_same_in_every_process() -> None:
     program = (
         "import torch; from phalanx.types import GroupInfo; from phalanx.collectives import broadcast; "
-        "print(broadcast.build_coalesced(GroupInfo('g', 0, 2), [torch.zeros(2), torch.zeros(3).int()], 1).layout)"
+        "print(broadcast.build_coalesced(GroupInfo('g', 0, 2), [torch.zeros(2), torch.zeros(3).int()], 1).description.layout)"
     )
     path = f"import sys; sys.path[:0] = {sys.path!r}; "
     printed = subprocess.run([sys.executable, "-c", path + program], check=True, capture_output=True, text=True).stdout
-    here = broadcast.build_coalesced(GroupInfo("g", 0, 2), [torch.zeros(2), torch.zeros(3).int()], 1).layout
+    here = broadcast.build_coalesced(GroupInfo("g", 0, 2), [torch.zeros(2), torch.zeros(3).int()], 1).description.layout
     assert int(printed) == here != 0
 
 

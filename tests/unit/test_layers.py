@@ -25,7 +25,7 @@ LAYERS = [
     {"_autoload", "__init__"},
 ]
 # What a layer may not import although it lies below: transports and collectives do not know each other.
-STRANGERS = {("collectives", "transports"), ("collectives", "_native")}
+STRANGERS = {("collectives", "transports")}
 
 
 def _layer(module: str) -> int:

@@ -63,11 +63,12 @@ def test_a_segment_is_sparse_and_private_to_its_user() -> None:
 def test_requests_that_make_no_sense_are_refused() -> None:
     segment = _native.Segment.create_memfd(1, _native.tuning_for(1, 2), bytes(16))
     group = _native.Group(segment, 0)
-    nothing: tuple[list[int], list[int], int, bool] = ([], [], 0, False)
-    shape = ()
     with pytest.raises(ValueError, match="unknown op"):
-        group.run(99, -1, -1, 0, 0, 0, 0, 1.0, 1.0, *nothing, *nothing, shape)
-    with pytest.raises(ValueError, match="no kernel"):
-        group.run(1, 0, -1, 0, 0, 0, 0, 1.0, 1.0, *nothing, *nothing, shape)
-    with pytest.raises(ValueError, match="root is not a rank"):
-        group.run(3, -1, 7, 12, 0, 0, 0, 1.0, 1.0, *nothing, *nothing, shape)
+        _native.Description("all_to_none")
+    for call, told in (
+        (_native.Description("send"), "not a collective"),
+        (_native.Description("all_reduce", reduce_op=0), "no kernel"),
+        (_native.Description("broadcast", dtype=12, root=7), "root is not a rank"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            _native.run_call(group, call, None, None, 1.0)

@@ -31,45 +31,6 @@ namespace {
 // How long the core works or waits before Python's signal handlers get their turn.
 constexpr std::chrono::milliseconds kBetweenSignals{50};
 
-using Addresses = std::vector<std::uint64_t>;
-using Sizes = std::vector<std::uint64_t>;
-
-// Tensors that only pretend to have memory (fake ones, wrappers, storage that was resized away) have address 0.
-struct NoMemory {};
-
-Piece to_piece(std::uint64_t address, std::uint64_t size) {
-  if (address == 0 && size > 0) throw NoMemory{};
-  return {reinterpret_cast<std::byte*>(address), size};
-}
-
-// `num` blocks out of the pieces: listed block by block, or every piece cut evenly.
-void fill(Blocks& blocks, const Addresses& addresses, const Sizes& sizes, std::size_t num, bool listed) {
-  blocks.clear();
-  if (num == 0) return;
-  thread_local std::vector<Piece> pieces;
-  pieces.clear();
-  for (std::size_t i = 0; i < addresses.size(); ++i) pieces.push_back(to_piece(addresses[i], sizes[i]));
-  if (!listed) return blocks.cut(pieces, num);
-  const std::size_t each = pieces.size() / num;
-  for (std::size_t block = 0; block < num; ++block) blocks.add_block(pieces.data() + block * each, each);
-}
-
-// What the core takes for granted. Users never see these errors: the layers above check and explain before.
-void check_dtype(int dtype) {
-  if (dtype < 0 || dtype > static_cast<int>(DType::other)) throw std::invalid_argument("unknown dtype");
-}
-
-void check_call(const Group& group, int op, int reduce_op, int root, int dtype) {
-  if (op < 0 || op >= kNumOps || is_message(static_cast<Op>(op))) throw std::invalid_argument("unknown op");
-  check_dtype(dtype);
-  const OpTraits& traits = traits_of(static_cast<Op>(op));
-  if (traits.reduces && kernel_of(dtype, reduce_op) == nullptr) {
-    throw std::invalid_argument("no kernel for this dtype and reduce op");
-  }
-  if (traits.rooted && (root < 0 || root >= group.size()))
-    throw std::invalid_argument("root is not a rank of the group");
-}
-
 // Only the main thread has signals to look at. Asked of the system once, and once more after a fork: then the thread
 // that forked is the main one.
 bool on_main_thread() {
@@ -97,42 +58,18 @@ Result refusal(Group& group) {
   return group.broken() ? Result::was_broken : Result::finished;
 }
 
-// What a collective looks like in Python.
-struct Arguments {
-  int op, reduce_op, root, dtype;
-  std::int64_t count;
-  std::uint32_t layout, unlisted_dtype;
-  double factor, timeout;
-  nb::handle sizes;
-};
-
-template <class Fill>
-Result prepare(Group& group, CallTicket& ticket, const Arguments& arguments, bool is_async, Fill&& fill_blocks) {
-  Request& request = ticket.request;
-  request.op = static_cast<Op>(arguments.op);
-  request.reduce_op = static_cast<std::int8_t>(arguments.reduce_op);
-  request.root = arguments.root;
-  request.dtype = static_cast<DType>(arguments.dtype);
-  request.count = arguments.count;
-  request.layout = arguments.layout;
-  request.unlisted_dtype = arguments.unlisted_dtype;
-  request.factor = arguments.factor;
-  request.is_waited_for = !is_async;
-  try {
-    fill_blocks(request);
-  } catch (const NoMemory&) {
-    return Result::no_memory;
-  }
+// For a call that is about to be handed over. `finished`: it can be.
+Result prepare(Group& group, CallTicket& ticket, double timeout, bool is_async) {
+  ticket.request.is_waited_for = !is_async;
+  ticket.request.engine = Engine::shm;
   const Result refused = refusal(group);
   if (refused == Result::finished) group.refusals().call_made();
   if (refused == Result::was_broken) group.calls().give_up_if_idle();
   ticket.made = Clock::now();
-  ticket.deadline = after(arguments.timeout, ticket.made);
+  ticket.deadline = after(timeout, ticket.made);
   // Of a broken group the first call is recorded, too: this rank came, although late.
   const bool came_late = refused == Result::was_broken && group.first_refusal();
-  if ((refused == Result::finished || came_late) && group.explains()) {
-    describe(group, ticket, arguments.sizes, arguments.timeout, is_async);
-  }
+  if ((refused == Result::finished || came_late) && group.explains()) describe(group, ticket, timeout, is_async);
   if (came_late) {
     ticket.entry.number(group.seq() + 1);
     group.member().blame(ticket, refused);
@@ -226,27 +163,6 @@ Result carry_out(Group& group, const std::shared_ptr<CallTicket>& ticket) {
   }
 }
 
-// For Python: None of a call that has finished, else what became of it and its seq (0: it was not handed over).
-nb::object outcome_of(Result result, std::uint64_t seq) {
-  if (result == Result::finished) return nb::none();
-  return nb::make_tuple(static_cast<int>(result), seq);
-}
-
-template <class Fill>
-nb::object run_with(Group& group, const Arguments& arguments, Fill&& fill_blocks) {
-  check_call(group, arguments.op, arguments.reduce_op, arguments.root, arguments.dtype);
-  if (Within::one_of(group)) return outcome_of(Result::nested, 0);
-  // Used again by the next call of this thread, when nobody else holds it any more.
-  thread_local std::shared_ptr<CallTicket> spare;
-  if (!spare || spare.use_count() != 1) spare = std::make_shared<CallTicket>();
-  std::atomic_thread_fence(std::memory_order_acquire);
-  const std::shared_ptr<CallTicket> ticket = spare;
-  ticket->reopen();
-  const Result refused = prepare(group, *ticket, arguments, false, fill_blocks);
-  const Result result = refused != Result::finished ? refused : carry_out(group, ticket);
-  return outcome_of(result, ticket->seq.load(std::memory_order_relaxed));
-}
-
 // A call under way, for Python. Owns what keeps the memory of the call, until the call has ended.
 class Pending {
  public:
@@ -309,112 +225,6 @@ class Pending {
   Op op_;
 };
 
-template <class Fill>
-nb::object start_with(Group& group, const Arguments& arguments, nb::object kept, Fill&& fill_blocks) {
-  check_call(group, arguments.op, arguments.reduce_op, arguments.root, arguments.dtype);
-  auto ticket = std::make_shared<CallTicket>();
-  const Result refused = prepare(group, *ticket, arguments, true, fill_blocks);
-  if (refused != Result::finished) return nb::int_(static_cast<int>(refused));
-  const Request& request = ticket->request;
-  const bool is_short =
-      std::max(request.in.largest(), request.out.largest()) <= group.segment().header().tuning.one_shot_bytes;
-  // Neither takes long: others do what a long call needs.
-  group.calls().submit(ticket, is_short ? Handing::at_once : Handing::later);
-  if (ticket->result() == Result::finished) return nb::int_(static_cast<int>(Result::finished));
-  const Op op = ticket->request.op;
-  return nb::cast(Pending(group, group.calls_lane(), std::move(ticket), std::move(kept), op));
-}
-
-// How to fill the blocks of a request: with lists of tensors,
-auto from_lists(const Addresses& in, const Sizes& in_sizes, std::size_t num_in, bool in_listed, const Addresses& out,
-                const Sizes& out_sizes, std::size_t num_out, bool out_listed) {
-  return [&in, &in_sizes, num_in, in_listed, &out, &out_sizes, num_out, out_listed](Request& request) {
-    fill(request.in, in, in_sizes, num_in, in_listed);
-    fill(request.out, out, out_sizes, num_out, out_listed);
-  };
-}
-
-// or, as most calls are, with one tensor, read, written or both.
-auto from_one(std::uint64_t address, std::uint64_t size, bool reads, bool writes) {
-  return [=](Request& request) {
-    const Piece piece = to_piece(address, size);
-    request.in.clear();
-    request.out.clear();
-    if (reads) request.in.add_block(&piece, 1);
-    if (writes) request.out.add_block(&piece, 1);
-  };
-}
-
-nb::object run(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count, std::uint32_t layout,
-               std::uint32_t unlisted_dtype, double factor, double timeout, const Addresses& in, const Sizes& in_sizes,
-               std::size_t num_in, bool in_listed, const Addresses& out, const Sizes& out_sizes, std::size_t num_out,
-               bool out_listed, nb::handle shape) {
-  return run_with(group, {op, reduce_op, root, dtype, count, layout, unlisted_dtype, factor, timeout, shape},
-                  from_lists(in, in_sizes, num_in, in_listed, out, out_sizes, num_out, out_listed));
-}
-
-nb::object run_single(Group& group, int op, int reduce_op, int root, int dtype, std::int64_t count,
-                      std::uint32_t layout, std::uint32_t unlisted_dtype, double factor, double timeout,
-                      std::uint64_t address, std::uint64_t size, bool reads, bool writes, nb::handle shape) {
-  return run_with(group, {op, reduce_op, root, dtype, count, layout, unlisted_dtype, factor, timeout, shape},
-                  from_one(address, size, reads, writes));
-}
-
-nb::object start(Group& group, nb::object kept, int op, int reduce_op, int root, int dtype, std::int64_t count,
-                 std::uint32_t layout, std::uint32_t unlisted_dtype, double factor, double timeout, const Addresses& in,
-                 const Sizes& in_sizes, std::size_t num_in, bool in_listed, const Addresses& out,
-                 const Sizes& out_sizes, std::size_t num_out, bool out_listed, nb::handle shape) {
-  return start_with(group, {op, reduce_op, root, dtype, count, layout, unlisted_dtype, factor, timeout, shape},
-                    std::move(kept), from_lists(in, in_sizes, num_in, in_listed, out, out_sizes, num_out, out_listed));
-}
-
-nb::object start_single(Group& group, nb::object kept, int op, int reduce_op, int root, int dtype, std::int64_t count,
-                        std::uint32_t layout, std::uint32_t unlisted_dtype, double factor, double timeout,
-                        std::uint64_t address, std::uint64_t size, bool reads, bool writes, nb::handle shape) {
-  return start_with(group, {op, reduce_op, root, dtype, count, layout, unlisted_dtype, factor, timeout, shape},
-                    std::move(kept), from_one(address, size, reads, writes));
-}
-
-nb::object message(Group& group, nb::object kept, bool sends, int peer, std::int64_t tag, int dtype,
-                   std::uint32_t unlisted_dtype, std::int64_t count, double timeout, std::uint64_t address,
-                   std::uint64_t size, nb::handle sizes) {
-  check_dtype(dtype);
-  if (peer >= group.size() || (peer < 0 && (sends || peer != kAnySource))) {
-    throw std::invalid_argument("not a peer of the group");
-  }
-  if (tag < 0 || tag > INT32_MAX) throw std::invalid_argument("not a tag");
-  const auto refused = [](Result result) -> nb::object { return nb::int_(static_cast<int>(result)); };
-  auto ticket = std::make_shared<MessageTicket>();
-  Description& call = ticket->call;
-  call.op = sends ? Op::send : Op::recv;
-  call.peer = peer;
-  call.tag = static_cast<std::uint32_t>(tag);
-  call.unlisted_dtype = unlisted_dtype;
-  call.dtype = static_cast<DType>(dtype);
-  call.count = count;
-  try {
-    ticket->data = to_piece(address, size);
-  } catch (const NoMemory&) {
-    return refused(Result::no_memory);
-  }
-  if (!sends && !writable(ticket->data)) return refused(Result::not_writable);
-  const Result result = refusal(group);
-  if (result == Result::was_broken) group.messages().give_up_if_idle();
-  if (result != Result::finished) return refused(result);
-  group.refusals().message_made(sends, peer, tag);
-  ticket->made = Clock::now();
-  ticket->deadline = after(timeout, ticket->made);
-  if (group.explains()) describe(group, *ticket, sizes, timeout);
-  {
-    WithoutGil without;
-    group.messages().submit(ticket);
-  }
-  // Who sent it is to be asked of the one under way, also when it has come already.
-  if (peer != kAnySource && ticket->result() == Result::finished) return refused(Result::finished);
-  const Op op = call.op;
-  return nb::cast(Pending(group, group.messages_lane(), std::move(ticket), std::move(kept), op));
-}
-
 // Goes on with the calls in flight for a moment, for a rank that is about to leave the group.
 Lane::Rest drain(Group& group) {
   // The call that a signal handler has interrupted has nobody to wait for it here.
@@ -437,16 +247,55 @@ std::uint64_t next_completion(bool had, bool gathers) {
 
 }  // namespace
 
-// Signatures for the stub. The names of arguments are there only: to look for them takes time in each call.
-#define PHALANX_SHAPE "shape: collections.abc.Sequence[int], /"
-#define PHALANX_CALL                                                                                              \
-  "op: int, reduce_op: int, root: int, dtype: int, count: int, layout: int, unlisted_dtype: int, factor: float, " \
-  "timeout: float, "
-#define PHALANX_ONE "address: int, size: int, reads: bool, writes: bool, " PHALANX_SHAPE
-#define PHALANX_MANY                                                                                      \
-  "inputs: list[int], input_sizes: list[int], num_inputs: int, inputs_listed: bool, outputs: list[int], " \
-  "output_sizes: "                                                                                        \
-  "list[int], num_outputs: int, outputs_listed: bool, " PHALANX_SHAPE
+std::shared_ptr<CallTicket> ticket_of_thread() {
+  // Used again by the next call of this thread, when nobody else holds it any more.
+  thread_local std::shared_ptr<CallTicket> spare;
+  if (!spare || spare.use_count() != 1) spare = std::make_shared<CallTicket>();
+  std::atomic_thread_fence(std::memory_order_acquire);
+  spare->reopen();
+  return spare;
+}
+
+Outcome run_call(Group& group, const std::shared_ptr<CallTicket>& ticket, double timeout) {
+  if (Within::one_of(group)) return {Result::nested, 0};
+  const Result refused = prepare(group, *ticket, timeout, false);
+  const Result result = refused != Result::finished ? refused : carry_out(group, ticket);
+  return {result, ticket->seq.load(std::memory_order_relaxed)};
+}
+
+Started start_call(Group& group, std::shared_ptr<CallTicket> ticket, double timeout, nb::object kept) {
+  const Result refused = prepare(group, *ticket, timeout, true);
+  if (refused != Result::finished) return {refused, {}};
+  const Request& request = ticket->request;
+  const bool is_short =
+      std::max(request.in.largest(), request.out.largest()) <= group.segment().header().tuning.one_shot_bytes;
+  // Neither takes long: others do what a long call needs.
+  group.calls().submit(ticket, is_short ? Handing::at_once : Handing::later);
+  if (ticket->result() == Result::finished) return {Result::finished, {}};
+  const Op op = request.op;
+  return {Result::pending, nb::cast(Pending(group, group.calls_lane(), std::move(ticket), std::move(kept), op))};
+}
+
+Started start_message(Group& group, std::shared_ptr<MessageTicket> ticket, double timeout, nb::object kept) {
+  const Description& call = ticket->call;
+  if (!ticket->sends() && !writable(ticket->data)) return {Result::not_writable, {}};
+  const Result refused = refusal(group);
+  if (refused == Result::was_broken) group.messages().give_up_if_idle();
+  if (refused != Result::finished) return {refused, {}};
+  group.refusals().message_made(ticket->sends(), call.peer, call.tag);
+  ticket->call.engine = Engine::shm;
+  ticket->made = Clock::now();
+  ticket->deadline = after(timeout, ticket->made);
+  if (group.explains()) describe(group, *ticket, timeout);
+  {
+    WithoutGil without;
+    group.messages().submit(ticket);
+  }
+  // Who sent it is to be asked of the one under way, also when it has come already.
+  if (call.peer != kAnySource && ticket->result() == Result::finished) return {Result::finished, {}};
+  const Op op = call.op;
+  return {Result::pending, nb::cast(Pending(group, group.messages_lane(), std::move(ticket), std::move(kept), op))};
+}
 
 void bind_calls(nb::module_& module, nb::class_<Group>& group) {
   nb::class_<Pending>(module, "Pending")
@@ -462,16 +311,7 @@ void bind_calls(nb::module_& module, nb::class_<Group>& group) {
   module.def("push_completion", [](std::uint64_t token) { completions().push(token); });
   module.def("close_completions", [](bool closed) { completions().set_closed(closed); });
 
-  group.def("run", &run, nb::sig("def run(self, " PHALANX_CALL PHALANX_MANY ") -> tuple[int, int] | None"))
-      .def("run_single", &run_single,
-           nb::sig("def run_single(self, " PHALANX_CALL PHALANX_ONE ") -> tuple[int, int] | None"))
-      .def("start", &start, nb::sig("def start(self, kept: object, " PHALANX_CALL PHALANX_MANY ") -> int | Pending"))
-      .def("start_single", &start_single,
-           nb::sig("def start_single(self, kept: object, " PHALANX_CALL PHALANX_ONE ") -> int | Pending"))
-      .def("message", &message,
-           nb::sig("def message(self, kept: object, sends: bool, peer: int, tag: int, dtype: int, unlisted_dtype: int, "
-                   "count: int, timeout: float, address: int, size: int, " PHALANX_SHAPE ") -> int | Pending"))
-      .def("drain", [](Group& self) { return static_cast<int>(drain(self)); });
+  group.def("drain", [](Group& self) { return static_cast<int>(drain(self)); });
 }
 
 }  // namespace phalanx

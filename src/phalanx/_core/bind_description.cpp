@@ -109,6 +109,15 @@ void bind_call(nb::module_& module) {
       .def_ro("peer", &Description::peer)
       .def_ro("tag", &Description::tag)
       .def_ro("flags", &Description::flags)
+      .def_ro("factor", &Description::factor)
+      .def(
+          "with_flags",
+          [](const Description& self, int flags) {
+            Description call = self;
+            call.flags = static_cast<std::uint8_t>(flags);
+            return call;
+          },
+          "flags"_a, "The same call, come another way.")
       .def("agrees_with", &agrees, "other"_a, "Whether the two are the same call, whatever the shape is.");
 }
 

@@ -17,6 +17,7 @@
 
 #include "black_box.hpp"
 #include "frames.hpp"
+#include "shapes.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -171,27 +172,14 @@ Origin origin_of_call() {
 }
 
 Shape shape_of(nb::handle sizes, std::int64_t count) {
-  Shape shape;
   const bool is_tuple = PyTuple_Check(sizes.ptr());
-  if (!is_tuple && !PyList_Check(sizes.ptr())) return shape;
-  const Py_ssize_t num = PySequence_Fast_GET_SIZE(sizes.ptr());
-  PyObject** items = PySequence_Fast_ITEMS(sizes.ptr());
-  shape.num = static_cast<std::uint8_t>(std::min<Py_ssize_t>(num, 255));
-  shape.listed = !is_tuple;
-  std::uint64_t hash = 0x9e3779b97f4a7c15 + static_cast<std::uint64_t>(num);
-  for (Py_ssize_t i = 0; i < num; ++i) {
-    const long long size = PyLong_AsLongLong(items[i]);
-    if (size < 0) PyErr_Clear();
-    if (i < kSizesKept) {
-      shape.sizes[i] = static_cast<std::uint32_t>(std::clamp<long long>(size, 0, UINT32_MAX));
-    } else if (shape.listed) {
-      break;
-    }
-    hash = (hash ^ static_cast<std::uint64_t>(size)) * 0xff51afd7ed558ccd;
-    hash ^= hash >> 32;
+  if (!is_tuple && !PyList_Check(sizes.ptr())) return {};
+  std::vector<std::int64_t> numbers;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sizes.ptr()); ++i) {
+    numbers.push_back(PyLong_AsLongLong(PySequence_Fast_ITEMS(sizes.ptr())[i]));
+    if (numbers.back() < 0) PyErr_Clear();
   }
-  if (is_tuple && count >= 0) shape.hash = static_cast<std::uint16_t>(hash >> 16) | 1;
-  return shape;
+  return shape_of(numbers.data(), numbers.size(), !is_tuple, count);
 }
 
 void bind_origin(nb::module_& module) {

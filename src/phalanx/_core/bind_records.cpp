@@ -32,9 +32,8 @@ const Location* place(Group& group, Description& call, bool is_async) {
 
 }  // namespace
 
-void describe(Group& group, CallTicket& ticket, nb::handle sizes, double timeout, bool is_async) {
+void describe(Group& group, CallTicket& ticket, double timeout, bool is_async) {
   Request& request = ticket.request;
-  request.shape = shape_of(sizes, request.count);
   request.location = place(group, request, is_async);
   const auto& box = group.member().box;
   if (!box) return;
@@ -44,9 +43,7 @@ void describe(Group& group, CallTicket& ticket, nb::handle sizes, double timeout
   ticket.entry = box->begin(record);
 }
 
-void describe(Group& group, MessageTicket& ticket, nb::handle sizes, double timeout) {
-  // First: it may run code of the program, and other threads with it.
-  ticket.call.shape = shape_of(sizes, ticket.call.count);
+void describe(Group& group, MessageTicket& ticket, double timeout) {
   ticket.location = place(group, ticket.call, true);
   const auto& box = group.member().box;
   if (!box) return;

@@ -7,9 +7,8 @@
 
 namespace phalanx {
 
-// Where the call comes from and what its tensors look like; `sizes` as shape_of takes them. With the GIL held, before
-// the ticket is handed over.
-void describe(Group& group, CallTicket& ticket, nanobind::handle sizes, double timeout, bool is_async);
-void describe(Group& group, MessageTicket& ticket, nanobind::handle sizes, double timeout);
+// Where the call comes from. With the GIL held, before the ticket is handed over.
+void describe(Group& group, CallTicket& ticket, double timeout, bool is_async);
+void describe(Group& group, MessageTicket& ticket, double timeout);
 
 }  // namespace phalanx

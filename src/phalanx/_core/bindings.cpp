@@ -25,6 +25,7 @@
 #include "bind_description.hpp"
 #include "bind_tables.hpp"
 #include "cpus.hpp"
+#include "front.hpp"
 #include "gil.hpp"
 #include "group.hpp"
 #include "memory.hpp"
@@ -218,4 +219,5 @@ NB_MODULE(_core_ext, m) {
   bind_debug(m, group);
   bind_box(m, group);
   bind_constants(m);
+  bind_front(m);
 }

@@ -6,15 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from phalanx.collectives.checks import (
-    check_apart,
-    check_list,
-    check_root,
-    check_same_dtype,
-    check_size,
-    check_tensor,
-    fail,
-)
+from phalanx.collectives.checks import Form, describe
 from phalanx.collectives.moving import give, take
 from phalanx.types import Blocks, Call, GroupInfo
 
@@ -22,27 +14,9 @@ __all__ = ["build", "meaning"]
 
 
 def build(info: GroupInfo, outputs: Sequence[Tensor] | None, tensor: Tensor, root: int) -> Call:
-    check_root(info, "gather", root)
-    count = check_tensor(info, "gather", "tensor", tensor)
-    dtype = tensor.dtype
-    received = None
-    if info.rank == root:
-        numels = check_list(info, "gather", "outputs", outputs, info.size, written=True)
-        assert outputs is not None
-        check_same_dtype(info, "gather", "outputs", outputs, dtype)
-        for p, numel in enumerate(numels):
-            check_size(info, "gather", f"outputs[{p}]", numel, count, "as in tensor")
-        check_apart(info, "gather", outputs, lambda i: f"outputs[{i}]")
-        received = Blocks(list(outputs), info.size, listed=True)
-    elif outputs:
-        fail(
-            info,
-            "gather",
-            "LIST",
-            f"expected no outputs on a rank that is not the root ({root}), got {len(outputs)}",
-            "pass outputs on the root only",
-        )
-    return Call("gather", meaning, Blocks([tensor]), received, dtype=dtype, count=count, root=root)
+    described = describe(info, "gather", Form.gather, outputs, tensor, root=root)
+    received = Blocks(list(outputs), info.size, listed=True) if outputs else None
+    return Call(described, meaning, Blocks([tensor]), received)
 
 
 def meaning(calls: Sequence[Call]) -> None:

@@ -7,36 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from phalanx.collectives.checks import PLAIN_CLASSES, check_tensor, fail
+from phalanx.collectives.checks import check_tensor, fail
 from phalanx.collectives.moving import give, take
 from phalanx.collectives.numbers import index_of, whole
-from phalanx.types import DTYPE_CODES, Blocks, GroupInfo
+from phalanx.types import Blocks, GroupInfo
 
-__all__ = ["ANY_SOURCE", "check", "known_ends", "meaning", "plain"]
+__all__ = ["ANY_SOURCE", "check", "known_ends", "meaning"]
 
 # Receive from whoever comes first.
 ANY_SOURCE = -1
 _MOST_TAG = 2**31 - 1
-_STRIDED = torch.strided
-_PLAIN_CODES = {dtype: code for dtype, code in DTYPE_CODES.items() if not dtype.is_complex}
-
-
-def plain(info: GroupInfo, tensor: Any, peer: Any, tag: Any) -> int | None:
-    """The dtype's number where the message is right as it stands and the tensor's memory can be used as it is.
-
-    Most messages are of this kind; for them nothing else needs to be looked at.
-    """
-    if type(tensor) not in PLAIN_CLASSES:
-        return None
-    code = _PLAIN_CODES.get(tensor.dtype)
-    # The layout of a nested tensor may be strided as well.
-    fits = tensor.layout is _STRIDED and tensor.is_cpu and not tensor.is_nested
-    fits = fits and tensor.is_contiguous() and not tensor.is_neg()
-    right = type(peer) is int and 0 <= peer < info.size and type(tag) is int and 0 <= tag <= _MOST_TAG
-    return code if fits and right else None
 
 
 def check(info: GroupInfo, op: str, tensor: Any, peer: Any, tag: Any) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from phalanx.collectives.checks import check_list, check_root, check_same_dtype, check_size, check_tensor, fail
+from phalanx.collectives.checks import Form, describe
 from phalanx.collectives.moving import give, take
 from phalanx.types import Blocks, Call, GroupInfo
 
@@ -14,26 +14,9 @@ __all__ = ["build", "meaning"]
 
 
 def build(info: GroupInfo, output: Tensor, inputs: Sequence[Tensor] | None, root: int) -> Call:
-    check_root(info, "scatter", root)
-    count = check_tensor(info, "scatter", "output", output, written=True)
-    dtype = output.dtype
-    sent = None
-    if info.rank == root:
-        numels = check_list(info, "scatter", "inputs", inputs, info.size)
-        assert inputs is not None
-        check_same_dtype(info, "scatter", "inputs", inputs, dtype)
-        for p, numel in enumerate(numels):
-            check_size(info, "scatter", f"inputs[{p}]", numel, count, "as in output")
-        sent = Blocks(list(inputs), info.size, listed=True)
-    elif inputs:
-        fail(
-            info,
-            "scatter",
-            "LIST",
-            f"expected no inputs on a rank that is not the root ({root}), got {len(inputs)}",
-            "pass inputs on the root only",
-        )
-    return Call("scatter", meaning, sent, Blocks([output]), dtype=dtype, count=count, root=root)
+    described = describe(info, "scatter", Form.scatter, output, inputs, root=root)
+    sent = Blocks(list(inputs), info.size, listed=True) if inputs else None
+    return Call(described, meaning, sent, Blocks([output]))
 
 
 def meaning(calls: Sequence[Call]) -> None:

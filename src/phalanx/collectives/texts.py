@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import torch
 
+from phalanx import _native
 from phalanx.collectives import all_gather
-from phalanx.types import Blocks, Call, GroupInfo
+from phalanx.types import DTYPE_CODES, Blocks, Call, GroupInfo
 
 __all__ = ["exchange"]
 
@@ -34,6 +35,6 @@ def _gather(info: GroupInfo, op: str, run: Callable[[Call], None], own: bytes, s
     with torch.inference_mode(False):
         sent = torch.frombuffer(bytearray(own.ljust(size, b"\0")), dtype=torch.uint8)
         received = torch.frombuffer(memory, dtype=torch.uint8)
-    blocks = Blocks([sent]), Blocks([received], info.size)
-    run(Call(op, all_gather.meaning, *blocks, dtype=torch.uint8, count=received.numel()))
+    described = _native.Description(op, dtype=DTYPE_CODES[torch.uint8], count=received.numel())
+    run(Call(described, all_gather.meaning, Blocks([sent]), Blocks([received], info.size)))
     return [bytes(memory[rank * size : (rank + 1) * size]) for rank in range(info.size)]

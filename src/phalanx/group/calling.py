@@ -1,25 +1,31 @@
-"""How a group carries out calls: hands them to the transport, or shows them to modes and the profiler first."""
+"""How a group carries out calls: hands them to the transport, or shows them to modes and the profiler first.
+
+Plain calls do not come here: the native front carries them out, and `_native.set_hooks` says what it needs of Python.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 
+from phalanx import _native
 from phalanx.collectives import message
 from phalanx.collectives.checks import HasOwnDispatch
-from phalanx.errors import InvalidCall
+from phalanx.errors import InvalidCall, PhalanxError
 from phalanx.group import dispatching
 from phalanx.group.dispatching import Form
 from phalanx.group.group import Group
 from phalanx.group.joined import JoinedGroup
-from phalanx.group.profiling import ProfiledWork, call_range
-from phalanx.group.refusing import explain_missing_memory
+from phalanx.group.profiling import call_range, work_of
 from phalanx.group.spellings import only
 from phalanx.group.timeouts import seconds_of
 from phalanx.group.torch_compat import (
+    OPTION_CLASSES,
+    REDUCE_OP_CLASSES,
     at_end_of_backward,
     can_dispatch,
     in_backward,
@@ -29,7 +35,8 @@ from phalanx.group.torch_compat import (
     profiler,
 )
 from phalanx.group.work import DONE, Work, Works
-from phalanx.types import Call, Store
+from phalanx.transports import failures
+from phalanx.types import Store
 
 __all__ = ["CallingGroup"]
 
@@ -47,6 +54,8 @@ class CallingGroup(JoinedGroup):
 
     def _prepare(self, group: Group, store: Store) -> None:
         super()._prepare(group, store)
+        # Where the native front may carry out calls.
+        self._front = group.front
         # The works of the coalescing manager that is open, if one is.
         self._coalesced: Works | None = None
         # C++ calls the methods of a Work as long as its Python object lives, which DDP's Join drops too early: that of
@@ -68,24 +77,13 @@ class CallingGroup(JoinedGroup):
             return self._present(form, args, results, timeout, opts, async_op)
         if num_dispatch_modes() and can_dispatch():
             return self._present(form, args, results, timeout, opts, async_op)
-        if profiler._is_profiler_enabled:
-            return self._run_profiled(call, results, timeout, opts, async_op)
-        seconds = seconds_of(timeout, self._info, call.op)
-        if async_op and getattr(opts, "asyncOp", True):
-            return self._hand_out(Work(results, self._group.start(call, seconds)))
-        self._group.run(call, seconds)
-        return DONE if async_op else Work(results)
-
-    def _run_profiled(
-        self, call: Call, results: list[Tensor], timeout: timedelta | None, opts: Any, async_op: bool
-    ) -> Work:
         seconds = seconds_of(timeout, self._info, call.op)
         with call_range(call.op, [] if call.inputs is None else call.inputs.tensors):
             if not (async_op and getattr(opts, "asyncOp", True)):
                 self._group.run(call, seconds)
                 return DONE if async_op else Work(results)
             pending = self._group.start(call, seconds)
-        return self._hand_out(ProfiledWork(results, pending))
+        return self._hand_out(work_of(results, pending), call.op)
 
     def _present(
         self,
@@ -105,60 +103,36 @@ class CallingGroup(JoinedGroup):
         work: Work = dispatching.present(self, form, args, results, runs_async, run)
         return work
 
-    def _hand_out(self, work: Work) -> Work:
+    def _hand_out(self, work: Work, op: str) -> Work:
         if work.pending is not None and in_backward():
             # DDP waits for futures without looking at signals, and would lose the class of an exception: it is to find
             # them completed. In a final callback of the engine it would do so before anything queued now.
             work.wait() if in_final_callback() else at_end_of_backward(work.keep())
         if self._coalesced is not None:
             self._coalesced.add(work)
-        return work
-
-    def _remember(self, work: Work, tensor: Tensor) -> Work:
-        if (
-            tensor.numel() == 1
-            and isinstance(work, Work)
-            and work is not DONE
-            and tensor.untyped_storage().nbytes() == tensor.itemsize
-        ):
+        if op == "all_reduce" and work.is_of_one_number():
             self._recent.append(work)
         return work
 
     def _message(self, op: str, tensors: Any, peer: Any, tag: int, timeout: timedelta | None) -> Work:
         try:
-            sends = op == "send"
-            tensor = tensors[0] if type(tensors) is list and len(tensors) == 1 else only(self._info, op, tensors)
-            group = self._group
-            seconds = group.timeout if timeout is None else seconds_of(timeout, self._info, op)
-            code = message.plain(self._info, tensor, peer, tag)
-            if not code:
-                try:
-                    peer, tag = message.check(self._info, op, tensor, peer, tag)
-                except HasOwnDispatch:
-                    return self._present_message(op, tensor, peer, tag, timeout)
+            tensor = only(self._info, op, tensors)
+            seconds = seconds_of(timeout, self._info, op)
+            try:
+                peer, tag = message.check(self._info, op, tensor, peer, tag)
+            except HasOwnDispatch:
+                return self._present_message(op, tensor, peer, tag, timeout)
             if num_dispatch_modes() and can_dispatch():
                 return self._present_message(op, tensor, peer, tag, timeout)
-            if profiler._is_profiler_enabled:
-                with call_range("recvAnySource" if peer == message.ANY_SOURCE else op, [tensor]):
-                    pending = group.start_message(sends, tensor, peer, tag, seconds, code)
-                work: Work = ProfiledWork([tensor], pending, peer)
-            else:
-                pending = group.start_message(sends, tensor, peer, tag, seconds, code)
-                # Most sends are done at once, and torch, which passes a list, does not ask a send for its result.
-                is_shared = sends and pending is None and tensor is not tensors
-                work = DONE if is_shared else Work([tensor], pending, peer)
-            if self._coalesced is not None:
-                self._coalesced.add(work)
-            return work
+            with call_range("recvAnySource" if peer == message.ANY_SOURCE else op, [tensor]):
+                pending = self._group.start_message(op == "send", tensor, peer, tag, seconds)
         except InvalidCall as error:
             self._group.refuse_message(error, op, *message.known_ends(self._info, op, peer, tag))
             raise
-        except RuntimeError as error:
-            refused = explain_missing_memory(self._info, op, (tensors,), error)
-            if refused is None:
-                raise
-            self._group.refuse_message(refused, op, *message.known_ends(self._info, op, peer, tag))
-            raise refused from error
+        work = work_of([tensor], pending, peer)
+        if self._coalesced is not None:
+            self._coalesced.add(work)
+        return work
 
     def _present_message(self, op: str, tensor: Tensor, peer: Any, tag: int, timeout: timedelta | None) -> Work:
         def run(tensor: Tensor) -> Work:
@@ -167,3 +141,54 @@ class CallingGroup(JoinedGroup):
         source = None if op == "recv" and peer == message.ANY_SOURCE else peer
         work: Work = dispatching.present_message(self, op, tensor, source, tag, run)
         return work
+
+
+# What the native front has Python do for plain calls.
+
+
+def _finished(group: CallingGroup, results: list[Tensor]) -> Work:
+    return Work(results)
+
+
+def _started(
+    group: CallingGroup,
+    native: _native.Group,
+    op: str,
+    results: list[Tensor],
+    pending: _native.Pending | None,
+    written: Sequence[tuple[int, int]],
+    timeout: float,
+) -> Work:
+    under_way = None if pending is None else group._group.adopt(native, pending, op, timeout, written)
+    return group._hand_out(Work(results, under_way), op)
+
+
+def _messaged(
+    group: CallingGroup,
+    native: _native.Group,
+    op: str,
+    tensor: Tensor,
+    pending: _native.Pending | None,
+    peer: int,
+    timeout: float,
+) -> Work:
+    return Work([tensor], None if pending is None else group._group.adopt(native, pending, op, timeout, ()), peer)
+
+
+def _explain(
+    group: CallingGroup, native: _native.Group, op: str, status: int, seq: int, timeout: float
+) -> PhalanxError:
+    return failures.explain(native, group._info, op, status, timeout, seq)
+
+
+_native.set_hooks(
+    num_modes=num_dispatch_modes,
+    profiler=vars(profiler),
+    options=OPTION_CLASSES,
+    reduce_ops=REDUCE_OP_CLASSES,
+    done=DONE,
+    finished=_finished,
+    started=_started,
+    messaged=_messaged,
+    explain=_explain,
+)

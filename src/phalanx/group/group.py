@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from phalanx import _native
-from phalanx.collectives import all_reduce, texts
+from phalanx.collectives import texts
 from phalanx.errors import InvalidCall, Mismatch, PhalanxError
 from phalanx.group import endings
 from phalanx.group.sparse import all_reduce_sparse, entries_of
@@ -32,7 +32,7 @@ on_join: Callable[[ShmTransport], ShmTransport] | None = None
 class Group:
     """One rank's view of a group. Calls may come from any thread; they are carried out one after another."""
 
-    __slots__ = ("_looks_closely", "_transport", "identities", "info", "timeout")
+    __slots__ = ("_looks_closely", "_timeout", "_transport", "front", "identities", "info")
 
     def __init__(
         self, transport: Transport, info: GroupInfo, timeout: float, identities: Sequence[Identity] = ()
@@ -40,6 +40,7 @@ class Group:
         self._transport = transport
         self._looks_closely = transport.check == _native.CHECK_FULL
         self.info = info
+        self.front: _native.Front | None = None
         self.timeout = timeout
         # Who the ranks are, where they are processes.
         self.identities = identities
@@ -54,6 +55,17 @@ class Group:
         if world is not None:
             return Group(world.join(store, info, timeout, scope), info, timeout)
         return _ProcessesGroup.around(join(store, info, timeout, scope, known), info, timeout)
+
+    @property
+    def timeout(self) -> float:
+        """Of calls that have none of their own, in seconds."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = seconds
+        if self.front is not None:
+            self.front.timeout = seconds
 
     @property
     def seq(self) -> int:
@@ -85,18 +97,6 @@ class Group:
             self._look_at(call)
         return self._transport.start(call, self.timeout if timeout is None else timeout)
 
-    def all_reduce_plain(
-        self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
-    ) -> None:
-        """`run` for calls that `collectives.all_reduce.plain` has found to be of the frequent kind."""
-        self.run(all_reduce.build_plain(tensor, reduce_op), timeout)
-
-    def start_all_reduce_plain(
-        self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
-    ) -> Pending | None:
-        """`start` likewise."""
-        return self.start(all_reduce.build_plain(tensor, reduce_op), timeout)
-
     def all_reduce_sparse(self, tensor: torch.Tensor, reduce_op: int, timeout: float | None = None) -> None:
         if tensor.layout is torch.sparse_coo:
             # Its entries are read before the first of the dense calls is made.
@@ -109,17 +109,25 @@ class Group:
             raise
 
     def start_message(
-        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float | None, code: int | None
+        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float | None
     ) -> Pending | None:
-        """Begins to send to the peer, or to receive from it. None: it has finished already.
-
-        `code` is what `collectives.message.plain` says.
-        """
+        """Begins to send to the peer, or to receive from it. None: it has finished already."""
         if timeout is None:
             timeout = self.timeout
         if self._looks_closely and sends:
             observer().started(self.info, "send", 0, [tensor])
-        return self._transport.start_message(sends, tensor, peer, tag, timeout, code)
+        return self._transport.start_message(sends, tensor, peer, tag, timeout)
+
+    def adopt(
+        self,
+        native: _native.Group,
+        pending: _native.Pending,
+        op: str,
+        timeout: float,
+        written: Sequence[tuple[int, int]],
+    ) -> Pending:
+        """A call that the native front has begun. The core writes the memory between the addresses in `written`."""
+        raise NotImplementedError
 
     def exchange(self, op: str, text: str, timeout: float | None = None) -> list[str]:
         """The texts of all ranks, by a call of that name."""
@@ -194,13 +202,16 @@ class Group:
 
 
 class _ProcessesGroup(Group):
-    """A group of processes: it ends with this one, and has a quick way for frequent calls."""
+    """A group of processes: it ends with this one. Plain calls go straight to the core, unless they are looked at."""
 
     __slots__ = ("_lock", "_process", "_quick")
 
     def __init__(self, transport: ShmTransport, info: GroupInfo, timeout: float) -> None:
         super().__init__(transport, info, timeout, transport.identities)
         self._quick = transport
+        if type(transport) is ShmTransport and not self._looks_closely:
+            self.front = transport.front
+            self.front.timeout = timeout
         # Held during a call of several steps: those of two threads must not mix.
         self._lock, self._process = threading.Lock(), os.getpid()
         try:
@@ -211,8 +222,17 @@ class _ProcessesGroup(Group):
 
     @staticmethod
     def around(transport: ShmTransport, info: GroupInfo, timeout: float) -> Group:
-        kind = _InspectedGroup if transport.check == _native.CHECK_FULL else _ProcessesGroup
-        return kind(transport if on_join is None else on_join(transport), info, timeout)
+        return _ProcessesGroup(transport if on_join is None else on_join(transport), info, timeout)
+
+    def adopt(
+        self,
+        native: _native.Group,
+        pending: _native.Pending,
+        op: str,
+        timeout: float,
+        written: Sequence[tuple[int, int]],
+    ) -> Pending:
+        return self._quick.adopt(native, pending, op, timeout, written, [])
 
     def split(
         self, info: GroupInfo | None, members: Sequence[int], propose: Callable[[str], list[str]], timeout: float
@@ -241,26 +261,5 @@ class _ProcessesGroup(Group):
     def renamed(self) -> None:
         observer().renamed(self._quick, self.info)
 
-    def all_reduce_plain(
-        self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
-    ) -> None:
-        self._quick.all_reduce_plain(tensor, dtype_code, reduce_op, self.timeout if timeout is None else timeout)
-
-    def start_all_reduce_plain(
-        self, tensor: torch.Tensor, dtype_code: int, reduce_op: int, timeout: float | None = None
-    ) -> Pending | None:
-        return self._quick.start_all_reduce_plain(
-            tensor, dtype_code, reduce_op, self.timeout if timeout is None else timeout
-        )
-
     def close(self) -> None:
         endings.leave(self._transport)
-
-
-class _InspectedGroup(_ProcessesGroup):
-    """One whose calls are looked at closely: there is no quick way around that."""
-
-    __slots__ = ()
-
-    all_reduce_plain = Group.all_reduce_plain
-    start_all_reduce_plain = Group.start_all_reduce_plain

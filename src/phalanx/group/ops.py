@@ -18,13 +18,13 @@ from types import SimpleNamespace
 import torch
 from torch.distributed import ReduceOp
 
-from phalanx.collectives import all_reduce, message
+from phalanx.collectives import message
 from phalanx.collectives.checks import fail
 from phalanx.collectives.numbers import whole, whole_list
-from phalanx.errors import InvalidCall
 from phalanx.group import dispatching
 from phalanx.group.calling import CallingGroup
-from phalanx.group.refusing import collective, explain_missing_memory
+from phalanx.group.refusing import collective, quick
+from phalanx.group.sparse import is_sparse
 from phalanx.group.spellings import (
     OneList,
     OneTensor,
@@ -40,8 +40,8 @@ from phalanx.group.spellings import (
     timing_of,
 )
 from phalanx.group.timeouts import seconds_of
-from phalanx.group.torch_compat import not_traced, num_dispatch_modes, profiler
-from phalanx.group.work import DONE, Work
+from phalanx.group.torch_compat import not_traced
+from phalanx.group.work import Work
 
 __all__ = ["GroupOps"]
 
@@ -56,6 +56,8 @@ class GroupOps(CallingGroup):
 
     # Reductions.
 
+    @quick
+    @collective
     def all_reduce(
         self,
         tensor: OneTensor | None = None,
@@ -67,40 +69,16 @@ class GroupOps(CallingGroup):
         opts: Options | None = None,
     ) -> Work:
         """Reduces the tensor over all ranks, in place on every rank."""
-        try:
-            opts = op if opts is None else opts
-            reduce_op, factor, timeout = reduction_of(self._info, "all_reduce", opts, timeout)
-            tensors = tensors if tensor is None else tensor
-            tensor = (
-                tensors[0] if type(tensors) is list and len(tensors) == 1 else only(self._info, "all_reduce", tensors)
-            )
-            code = all_reduce.plain(tensor, reduce_op)
-            if code and not profiler._is_profiler_enabled and not num_dispatch_modes():
-                seconds = None if timeout is None else seconds_of(timeout, self._info, "all_reduce")
-                if async_op and getattr(opts, "asyncOp", True):
-                    pending = self._group.start_all_reduce_plain(tensor, code, reduce_op, seconds)
-                    return self._remember(self._hand_out(Work([tensor], pending)), tensor)
-                self._group.all_reduce_plain(tensor, code, reduce_op, seconds)
-                return DONE if async_op else Work([tensor])
-            args = tensor, reduce_op, factor
-            try:
-                work = self._run(dispatching.ALL_REDUCE, args, [tensor], timeout, opts, async_op)
-            except InvalidCall as error:
-                if error.code != "INVALID:LAYOUT" or tensor.is_nested:
-                    raise
-                self._group.all_reduce_sparse(tensor, reduce_op, seconds_of(timeout, self._info, "all_reduce"))
-                return Work([tensor])
-            return self._remember(work, tensor)
-        except InvalidCall as error:
-            self._group.refuse_call(error)
-            raise
-        except RuntimeError as error:
-            refused = explain_missing_memory(self._info, "all_reduce", (tensor,), error)
-            if refused is None:
-                raise
-            self._group.refuse_call(refused)
-            raise refused from error
+        opts = op if opts is None else opts
+        reduce_op, factor, timeout = reduction_of(self._info, "all_reduce", opts, timeout)
+        tensor = only(self._info, "all_reduce", tensors if tensor is None else tensor)
+        if is_sparse(tensor):
+            self._group.all_reduce_sparse(tensor, reduce_op, seconds_of(timeout, self._info, "all_reduce"))
+            return Work([tensor])
+        args = tensor, reduce_op, factor
+        return self._run(dispatching.ALL_REDUCE, args, [tensor], timeout, opts, async_op)
 
+    @quick
     @collective
     def all_reduce_coalesced(
         self,
@@ -117,6 +95,7 @@ class GroupOps(CallingGroup):
         args = tensors, reduce_op, factor
         return self._run(dispatching.ALL_REDUCE_COALESCED, args, tensors, timeout, opts, async_op)
 
+    @quick
     @collective
     def reduce(
         self,
@@ -138,6 +117,7 @@ class GroupOps(CallingGroup):
         args = tensor, root, reduce_op, factor
         return self._run(dispatching.REDUCE, args, [tensor], timeout, opts, async_op)
 
+    @quick
     @collective
     def reduce_scatter(
         self,
@@ -162,6 +142,7 @@ class GroupOps(CallingGroup):
         args = output, inputs, reduce_op, factor
         return self._run(dispatching.REDUCE_SCATTER, args, [output], timeout, opts, async_op)
 
+    @quick
     @collective
     def reduce_scatter_single(
         self,
@@ -184,6 +165,7 @@ class GroupOps(CallingGroup):
 
     # Moves.
 
+    @quick
     @collective
     def broadcast(
         self,
@@ -202,6 +184,7 @@ class GroupOps(CallingGroup):
         tensor = only(self._info, "broadcast", given(tensor, tensors))
         return self._run(dispatching.BROADCAST, (tensor, root), [tensor], timeout, opts, async_op)
 
+    @quick
     @collective
     def all_gather(
         self,
@@ -221,6 +204,7 @@ class GroupOps(CallingGroup):
         outputs = only_list(self._info, "all_gather", "output_tensors", given(tensor_list, output_tensors))
         return self._run(dispatching.ALL_GATHER, (outputs, tensor), outputs, timeout, opts, async_op)
 
+    @quick
     @collective
     def all_gather_single(
         self,
@@ -239,6 +223,7 @@ class GroupOps(CallingGroup):
         args = output, input if input_tensor is None else input_tensor
         return self._run(dispatching.ALL_GATHER_SINGLE, args, [output], timeout, opts, async_op)
 
+    @quick
     @collective
     def all_gather_coalesced(
         self,
@@ -257,6 +242,7 @@ class GroupOps(CallingGroup):
         args, results = (outputs, given(input_tensor_list, input_list)), dispatching.tensors_of(outputs)
         return self._run(dispatching.ALL_GATHER_COALESCED, args, results, timeout, opts, async_op)
 
+    @quick
     @collective
     def gather(
         self,
@@ -283,6 +269,7 @@ class GroupOps(CallingGroup):
         args = outputs if outputs or root == self._info.rank else None, tensor, root
         return self._run(dispatching.GATHER, args, outputs, timeout, opts, async_op)
 
+    @quick
     @collective
     def scatter(
         self,
@@ -309,6 +296,7 @@ class GroupOps(CallingGroup):
         args = output, inputs if inputs or root == self._info.rank else None, root
         return self._run(dispatching.SCATTER, args, [output], timeout, opts, async_op)
 
+    @quick
     @collective
     def all_to_all(
         self,
@@ -331,6 +319,7 @@ class GroupOps(CallingGroup):
         args = outputs, given(input_tensor_list, input, input_tensors, input_tensor)
         return self._run(dispatching.ALL_TO_ALL, args, outputs, timeout, opts, async_op)
 
+    @quick
     @collective
     def all_to_all_single(
         self,
@@ -355,6 +344,7 @@ class GroupOps(CallingGroup):
 
     # Barriers.
 
+    @quick
     @collective
     def barrier(
         self, timeout: timedelta | Options | None = None, *, async_op: bool = True, opts: Options | None = None
@@ -375,6 +365,7 @@ class GroupOps(CallingGroup):
 
     # Messages.
 
+    @quick
     def send(
         self,
         tensor: OneTensor | None = None,
@@ -393,6 +384,7 @@ class GroupOps(CallingGroup):
             work.wait()
         return work
 
+    @quick
     def recv(
         self,
         tensor: OneTensor | None = None,

@@ -18,7 +18,7 @@ from phalanx.collectives import message
 from phalanx.group import dispatching
 from phalanx.group.derived import DerivableGroup
 from phalanx.group.ops import SUM, GroupOps
-from phalanx.group.refusing import collective
+from phalanx.group.refusing import collective, quick
 from phalanx.group.spellings import OneTensor, Options, Reduction, given, reduction_of, timing_of
 from phalanx.group.torch_compat import not_traced
 from phalanx.group.work import Work, Works
@@ -47,6 +47,7 @@ class ProcessGroup(GroupOps, DerivableGroup):
 
     # What torch.distributed's functions reach through the coalescing manager only.
 
+    @quick
     @collective
     def all_gather_single_coalesced(
         self,
@@ -65,6 +66,7 @@ class ProcessGroup(GroupOps, DerivableGroup):
         args = results, given(inputs, input_list)
         return self._run(dispatching.ALL_GATHER_SINGLE_COALESCED, args, results, timeout, opts, async_op)
 
+    @quick
     @collective
     def reduce_scatter_single_coalesced(
         self,
@@ -91,11 +93,16 @@ class ProcessGroup(GroupOps, DerivableGroup):
     def _start_coalescing(self, device: torch.device) -> None:
         """Calls are begun as they come; what is collected is their works, for one wait."""
         self._coalesced = Works()
+        if self._front is not None:
+            self._front.coalescing = True
 
     def _end_coalescing(self, device: torch.device) -> Works:
         works, self._coalesced = self._coalesced, None
+        if self._front is not None:
+            self._front.coalescing = False
         return works or Works()
 
+    @quick
     def recv_anysource(self, tensors: OneTensor, tag: int = 0, timeout: timedelta | None = None) -> Work:
         return self._message("recv", tensors, message.ANY_SOURCE, tag, timeout)
 

@@ -7,18 +7,26 @@ where a range outlives it (decision 10).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from phalanx.group.torch_compat import ProfilerRange, not_traced
+from phalanx.group.torch_compat import ProfilerRange, not_traced, profiler
 from phalanx.group.work import Work
+from phalanx.transports.base import Pending
 
-__all__ = ["ProfiledWork", "call_range"]
+__all__ = ["call_range", "work_of"]
 
 
 def call_range(op: str, inputs: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
-    return ProfilerRange(f"phalanx:{op}", list(inputs))
+    """A range for as long as the profiler is on."""
+    return ProfilerRange(f"phalanx:{op}", list(inputs)) if profiler._is_profiler_enabled else nullcontext()
+
+
+def work_of(tensors: list[torch.Tensor], pending: Pending | None, source: int = -1) -> Work:
+    """The work of a call that was begun."""
+    kind = ProfiledWork if profiler._is_profiler_enabled else Work
+    return kind(tensors, pending, source)
 
 
 @not_traced
@@ -28,5 +36,5 @@ class ProfiledWork(Work):
     def _wait(self, seconds: float | None, limit: float | None = None) -> bool:
         if self.pending is None:
             return True
-        with call_range("wait", []):
+        with ProfilerRange("phalanx:wait", []):
             return super()._wait(seconds, limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -11,6 +12,16 @@ from phalanx.collectives.checks import check_reduction
 from phalanx.collectives.reduction import AVG, SUM, reduce_in_rank_order
 from phalanx.errors import InvalidCall, Mismatch
 from phalanx.types import REDUCE_OP_NAMES, Call, GroupInfo
+
+
+def is_sparse(tensor: Any) -> bool:
+    """Whether it is a tensor of torch's own that is not dense."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and tensor.layout is not torch.strided
+        and not tensor.is_nested
+    )
 
 
 def entries_of(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -28,7 +39,7 @@ def all_reduce_sparse(info: GroupInfo, run: Callable[[Call], None], tensor: torc
         raise _invalid(info, "INVALID:REDUCE_OP", f"expected SUM or AVG for a sparse tensor, got {name}")
     if not tensor.is_cpu:
         raise _invalid(info, "INVALID:DEVICE", f"expected a CPU tensor, got one on {tensor.device}")
-    check_reduction(info, "all_reduce", tensor.dtype, reduce_op, 1.0)
+    check_reduction(info, "all_reduce", tensor.dtype, reduce_op)
     with torch.no_grad():
         try:
             own = tensor.detach().coalesce()

@@ -36,6 +36,8 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "NOT_GIVEN",
+    "OPTION_CLASSES",
+    "REDUCE_OP_CLASSES",
     "UNSET_TIMEOUT",
     "GroupName",
     "OwnWorlds",
@@ -86,9 +88,26 @@ def _number_by_value(op: Any) -> int:
 
 
 # The hash of both classes is the number, and is the quickest way to it; only if that should change, the slow way.
-_number_of: Callable[[Any], int] = (
-    hash if all(hash(ReduceOp(kind)) == hash(kind) == kind.value for kind in _KINDS) else _number_by_value
-)
+_hash_is_number = all(hash(ReduceOp(kind)) == hash(kind) == kind.value for kind in _KINDS)
+_number_of: Callable[[Any], int] = hash if _hash_is_number else _number_by_value
+# Those whose number the native front reads.
+REDUCE_OP_CLASSES: list[type] = list(_REDUCE_OP_CLASSES) if _hash_is_number else []
+# What torch's functions pass to the methods of a group.
+OPTION_CLASSES: list[type] = [
+    getattr(distributed_c10d, name)
+    for name in (
+        "AllgatherOptions",
+        "AllreduceCoalescedOptions",
+        "AllreduceOptions",
+        "AllToAllOptions",
+        "BarrierOptions",
+        "BroadcastOptions",
+        "GatherOptions",
+        "ReduceOptions",
+        "ReduceScatterOptions",
+        "ScatterOptions",
+    )
+]
 
 
 def default_group() -> ProcessGroup | None:
@@ -130,6 +149,7 @@ def not_traced(target: _Traced) -> _Traced:
     """Has torch.compile call a function, or a class' methods, as it calls those of C++, instead of looking into it."""
     skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
     for value in [target] if isinstance(target, FunctionType) else vars(target).values():
+        value = getattr(value, "fallback", value)
         if isinstance(value, FunctionType):
             # Where a function that is compiled calls it, and where one does that was left as it is.
             value._torchdynamo_disable = True  # type: ignore[attr-defined]

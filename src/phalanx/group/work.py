@@ -55,6 +55,13 @@ class Work(TorchWork):
         """What is under way; None: the call has finished, and was waited for."""
         return self._pending
 
+    def is_of_one_number(self) -> bool:
+        """Whether its tensor is a number with memory of its own."""
+        if len(self._tensors) != 1:
+            return False
+        tensor = self._tensors[0]
+        return tensor.numel() == 1 and tensor.untyped_storage().nbytes() == tensor.itemsize
+
     def wait(self, timeout: timedelta | None = NO_TIMEOUT) -> bool:
         return self._wait(None if timeout is NO_TIMEOUT else wait_seconds(timeout))
 

@@ -71,12 +71,9 @@ class Transport(Protocol):
     def start(self, call: Call, timeout: float) -> Pending | None:
         """`run`, but returns at once. None: the call has finished already."""
 
-    def start_message(
-        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, code: int | None
-    ) -> Pending | None:
+    def start_message(self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float) -> Pending | None:
         """Sends the tensor to the peer, or receives it from the peer (ANY_SOURCE: from whoever comes first).
 
-        `code` is the dtype's number; None where the tensor may lie in memory of any form.
         None: it has finished already, which a receive from anybody never says.
         """
 

@@ -46,6 +46,16 @@ class CallWithCopies(Protocol):
     def finish(self) -> None: ...
 
 
+class HasCopies(Protocol):
+    """Who is told how many calls have copies that have yet to come back."""
+
+    copies: int
+
+
+class _Nobody:
+    copies = 0
+
+
 class Copying:
     """What the collectives of a group that are in flight will write, and the copies of messages.
 
@@ -63,10 +73,10 @@ class Copying:
 
     __slots__ = ("_messages", "_written", "calls", "writing")
 
-    def __init__(self) -> None:
+    def __init__(self, front: HasCopies | None = None) -> None:
         # Collectives with copies, until what they wrote is where it belongs; and messages.
-        self.calls = _Waiting()
-        self._messages = _Waiting()
+        self.calls = _Waiting(front or _Nobody())
+        self._messages = _Waiting(front or _Nobody())
         # Collectives, and the memory that the core writes for them, as addresses from and to. Not kept by this. Ordered
         # by address in `_written` only when a call has to look: plain calls do not.
         self.writing: deque[tuple[weakref.ref[CallInFlight], Sequence[tuple[int, int]]]] = deque()
@@ -158,9 +168,10 @@ class _View:
 class _Waiting:
     """Calls whose copies have yet to come back, in order, and the tensors that they come back to."""
 
-    __slots__ = ("_calls", "_num", "_regions", "_views")
+    __slots__ = ("_calls", "_front", "_num", "_regions", "_views")
 
-    def __init__(self) -> None:
+    def __init__(self, front: HasCopies) -> None:
+        self._front = front
         self._num = 0
         self._calls: OrderedDict[CallWithCopies, tuple[int, list[_View]]] = OrderedDict()
         self._views: dict[Hashable, _View] = {}
@@ -176,6 +187,7 @@ class _Waiting:
             for view in views:
                 view.calls[self._num] = call
             self._calls[call] = self._num, views
+            self._front.copies += 1
 
     def _take(self, tensor: torch.Tensor, copy: torch.Tensor) -> _View:
         key = _key(tensor)
@@ -190,6 +202,8 @@ class _Waiting:
     def forget(self, call: CallWithCopies) -> None:
         with _looking:
             number, views = self._calls.pop(call, (0, []))
+            if number:
+                self._front.copies -= 1
             for view in views:
                 if view.calls.pop(number, None) is not None and not view.calls:
                     del self._views[view.key]

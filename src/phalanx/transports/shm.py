@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,30 +21,24 @@ from phalanx.transports.identities import Identity
 from phalanx.transports.leaving import leaving
 from phalanx.transports.pending import ShmPending
 from phalanx.transports.refusals import Refusal
-from phalanx.transports.signatures import dtype_code, sizes_of, unlisted_dtype
 from phalanx.transports.spans import (
     IN_PLACE_OPS,
     Copies,
-    Spans,
-    StandIns,
     clone,
     copy_back,
-    hold,
     is_plain,
     like,
-    overlap,
     plain,
     plain_tensor,
-    spans_of,
 )
-from phalanx.types import DTYPE_CODES, NO_ROOT, Call, GroupInfo
+from phalanx.types import Call, GroupInfo
 
-_ALL_REDUCE = _native.OP_NUMBERS["all_reduce"]
-# Those that have one tensor on each rank: in place, or of a root that all get.
-_SINGLE_OPS = frozenset(op.name for op in _native.OPS if op.in_place or (op.rooted and op.shared_result))
-_WIDTHS = tuple(dtype.width for dtype in _native.DTYPES)
-_COMPLEX = frozenset(code for dtype, code in DTYPE_CODES.items() if dtype.is_complex)
 _FINISHED = _native.FINISHED
+_OVERLAP = _native.Obstacle.overlap
+_OBSTACLES = {
+    _native.Obstacle.not_writable: _native.NOT_WRITABLE,
+    _native.Obstacle.no_memory: _native.NO_MEMORY,
+}
 
 
 class ShmTransport:
@@ -61,6 +54,7 @@ class ShmTransport:
         "began_ns",
         "check",
         "folder",
+        "front",
         "hellos",
         "identities",
     )
@@ -86,7 +80,9 @@ class ShmTransport:
         self._left_at = 0
         # Kept when the group is left.
         self._statistics = group.statistics
-        self._copying = Copying()
+        # Of calls without a Python frame of ours. Whoever makes the group sets its timeout.
+        self.front = _native.Front(group, 0.0)
+        self._copying = Copying(self.front)
 
     @property
     def has_left(self) -> bool:
@@ -180,6 +176,7 @@ class ShmTransport:
 
     def close(self, exiting: bool = False) -> None:
         group, self._group = self._group, None
+        self.front.close()
         if group is not None:
             self._left_at = group.seq
             try:
@@ -190,116 +187,70 @@ class ShmTransport:
             finally:
                 group.leave(exiting)
 
-    def all_reduce_plain(self, tensor: torch.Tensor, code: int, reduce_op: int, timeout: float) -> None:
-        """`run` for an all_reduce of one contiguous tensor, without a Call: the quick way for most calls."""
-        group = self._group
-        if group is None:
-            raise self._left("all_reduce")
-        if self._copying.calls:
-            self._copying.make_way([tensor])
-        # Held while the GIL is not: another thread may give the tensor object other memory.
-        storage = tensor.untyped_storage()
-        if not storage.resizable():
-            failures.check_writable(self._info, "all_reduce", tensor)
-        numel = tensor.numel()
-        failed = group.run_single(
-            _ALL_REDUCE,
-            reduce_op,
-            NO_ROOT,
-            code,
-            numel,
-            0,
-            0,
-            1.0,
-            timeout,
-            tensor.data_ptr(),
-            numel * _WIDTHS[code],
-            True,
-            True,
-            tensor.shape,
-        )
-        if failed:
-            raise failures.explain(group, self._info, "all_reduce", failed[0], timeout, failed[1])
-
-    def start_all_reduce_plain(
-        self, tensor: torch.Tensor, code: int, reduce_op: int, timeout: float
-    ) -> ShmPending | None:
-        """`start` likewise."""
-        group = self._group
-        if group is None:
-            raise self._left("all_reduce")
-        if self._copying.calls:
-            self._copying.make_way([tensor])
-        storage = tensor.untyped_storage()
-        if not storage.resizable():
-            failures.check_writable(self._info, "all_reduce", tensor)
-        address, numel = tensor.data_ptr(), tensor.numel()
-        size = numel * _WIDTHS[code]
-        started = group.start_single(
-            storage,
-            _ALL_REDUCE,
-            reduce_op,
-            NO_ROOT,
-            code,
-            numel,
-            0,
-            0,
-            1.0,
-            timeout,
-            address,
-            size,
-            True,
-            True,
-            tensor.shape,
-        )
-        if started == _FINISHED:
-            return None
-        pending = self._pending(group, started, "all_reduce", timeout, [])
-        self._copying.add_writing(pending, ((address, address + size),))
-        return pending
-
     def run(self, call: Call, timeout: float) -> None:
         group = self._group
         if group is None:
             raise self._left(call.op)
-        stand_ins = self._copying.make_way(call.tensors()) if self._copying.calls else {}
-        single = _single(call, timeout)
-        copies: Copies = []
-        self._check_writable(call)
-        if single is not None:
-            # Held while the GIL is not: another thread may give the tensor object other memory.
-            kept = hold(call.tensors())
-            failed = group.run_single(*single)
-        else:
-            arguments, kept, copies, _ = self._prepare(call, timeout, stand_ins)
-            failed = group.run(*arguments)
-        del kept
-        if failed:
-            raise failures.explain(group, self._info, call.op, failed[0], timeout, failed[1])
+        handed, copies = self._hand_over(_native.run_call, group, call, timeout)
+        if handed.result != _FINISHED:
+            raise failures.explain(group, self._info, call.op, handed.result, timeout, handed.seq)
         self._copy_back(call.op, copies)
 
     def start(self, call: Call, timeout: float) -> ShmPending | None:
         group = self._group
         if group is None:
             raise self._left(call.op)
-        stand_ins = self._copying.make_way(call.tensors()) if self._copying.calls else {}
-        single = _single(call, timeout)
-        copies: Copies = []
-        self._check_writable(call)
-        if single is not None:
-            started = group.start_single(hold(call.tensors()), *single)
-            address, size, _, writes = single[-5:-1]
-            written = [(address, address + size)] if writes else []
-        else:
-            arguments, kept, copies, (addresses, sizes, *_) = self._prepare(call, timeout, stand_ins)
-            started = group.start(kept, *arguments)
-            written = [(address, address + size) for address, size in zip(addresses, sizes, strict=True)]
-        if started == _FINISHED:
+        handed, copies = self._hand_over(_native.start_call, group, call, timeout)
+        if handed.result == _FINISHED:
             self._copy_back(call.op, copies)
             return None
-        pending = self._pending(group, started, call.op, timeout, copies)
+        if handed.pending is None:
+            raise failures.explain(group, self._info, call.op, handed.result, timeout)
+        return self.adopt(group, handed.pending, call.op, timeout, handed.written, copies)
+
+    def _hand_over(
+        self, hand: Callable[..., _native.Handed], group: _native.Group, call: Call, timeout: float
+    ) -> tuple[_native.Handed, Copies]:
+        """Gives the core a call whose tensors lie in plain memory: copies, where they do not. They are to be copied
+        back."""
+        stand_ins = self._copying.make_way(call.tensors()) if self._copying.calls else {}
+        self._check_writable(call)
+        in_place = call.op in IN_PLACE_OPS and call.outputs is not None
+        if call.inputs is not None:
+            self.catch_up([t for t in call.inputs.tensors if not is_plain(t) and id(t) not in stand_ins])
+        inputs, copies = plain(call.inputs, stand_ins)
+        outputs, copies = (inputs, copies) if in_place else plain(call.outputs, stand_ins)
+        handed = hand(group, call.description, inputs, outputs, timeout)
+        if handed.obstacle == _OVERLAP:
+            assert inputs is not None
+            self.catch_up(inputs.tensors)
+            inputs = like(inputs, [clone(tensor) for tensor in inputs.tensors])
+            handed = hand(group, call.description, inputs, outputs, timeout)
+        if handed.obstacle in _OBSTACLES:
+            raise failures.explain(None, self._info, call.op, _OBSTACLES[handed.obstacle])
+        return handed, copies
+
+    def adopt(
+        self,
+        group: _native.Group,
+        native: _native.Pending,
+        op: str,
+        timeout: float,
+        written: Sequence[tuple[int, int]],
+        copies: Copies,
+    ) -> ShmPending:
+        """A call that was begun. The core writes the memory between the addresses in `written`."""
+        pending = ShmPending(self._copying, group, self._info, native, op, timeout, copies)
+        if copies:
+            self._copying.add(pending)
         if written:
             self._copying.add_writing(pending, written)
+        if number := _native.progress_error():
+            limits.warn(
+                "starting the progress thread",
+                RuntimeError(os.strerror(number)),
+                "calls in flight make progress only while this process waits for one of them",
+            )
         return pending
 
     def catch_up(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -320,113 +271,25 @@ class ShmTransport:
             copy_back(copies)
 
     def start_message(
-        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, code: int | None
+        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float
     ) -> ShmPending | None:
+        op = "send" if sends else "recv"
         group = self._group
         if group is None:
-            raise self._left("send" if sends else "recv")
-        memory, unlisted = tensor, 0
-        if code is None:
-            memory = plain_tensor(tensor)
-            if not sends and memory is not tensor:
-                failures.check_writable(self._info, "recv", tensor)
-            code, unlisted = dtype_code(tensor.dtype), unlisted_dtype(tensor.dtype)
-        started = group.message(
-            memory.untyped_storage(),
-            sends,
-            peer,
-            tag,
-            code,
-            unlisted,
-            memory.numel(),
-            timeout,
-            memory.data_ptr(),
-            memory.nbytes,
-            tensor.shape,
-        )
+            raise self._left(op)
+        memory = plain_tensor(tensor)
+        if not sends and memory is not tensor:
+            failures.check_writable(self._info, op, tensor)
+        handed = _native.start_message(group, sends, memory, peer, tag, timeout)
+        if handed.obstacle in _OBSTACLES:
+            raise failures.explain(None, self._info, op, _OBSTACLES[handed.obstacle])
         copies = [] if sends or memory is tensor else [(tensor.detach(), memory)]
-        if started == _FINISHED:
-            if copies:
-                copy_back(copies)
+        if handed.result == _FINISHED:
+            copy_back(copies)
             return None
-        return self._pending(group, started, "send" if sends else "recv", timeout, copies)
-
-    def _prepare(
-        self, call: Call, timeout: float, stand_ins: StandIns
-    ) -> tuple[tuple[Any, ...], list[torch.UntypedStorage], Copies, Spans]:
-        """The arguments for the native core, what must be kept until it is done, what to copy back then, and what the
-        core writes."""
-        in_place = call.op in IN_PLACE_OPS and call.outputs is not None
-        if call.inputs is not None:
-            self.catch_up([t for t in call.inputs.tensors if not is_plain(t) and id(t) not in stand_ins])
-        inputs, copies = plain(call.inputs, stand_ins)
-        outputs, copies = (inputs, copies) if in_place else plain(call.outputs, stand_ins)
-        spans_in, spans_out = spans_of(inputs), spans_of(outputs)
-        if overlap(call, spans_in, spans_out, self._info.rank):
-            assert inputs is not None
-            self.catch_up(inputs.tensors)
-            inputs = like(inputs, [clone(tensor) for tensor in inputs.tensors])
-            spans_in = spans_of(inputs)
-        kept = [storage for blocks in (inputs, outputs) if blocks is not None for storage in hold(blocks.tensors)]
-        arguments = (
-            _native.OP_NUMBERS[call.op],
-            call.reduce_op,
-            call.root,
-            dtype_code(call.dtype),
-            call.count,
-            call.layout,
-            unlisted_dtype(call.dtype),
-            call.factor,
-            timeout,
-            *spans_in,
-            *spans_out,
-            sizes_of(call),
-        )
-        return arguments, kept, copies, spans_out
-
-    def _pending(
-        self, group: _native.Group, started: int | _native.Pending, op: str, timeout: float, copies: Copies
-    ) -> ShmPending:
-        if isinstance(started, int):
-            raise failures.explain(group, self._info, op, started, timeout)
-        pending = ShmPending(self._copying, group, self._info, started, op, timeout, copies)
-        if copies:
-            self._copying.add(pending)
-        if number := _native.progress_error():
-            limits.warn(
-                "starting the progress thread",
-                RuntimeError(os.strerror(number)),
-                "calls in flight make progress only while this process waits for one of them",
-            )
-        return pending
+        if handed.pending is None:
+            raise failures.explain(group, self._info, op, handed.result, timeout)
+        return self.adopt(group, handed.pending, op, timeout, [], copies)
 
     def _left(self, op: str) -> PhalanxError:
         return failures.explain(None, self._info, op, _native.LEFT)
-
-
-def _single(call: Call, timeout: float) -> tuple[Any, ...] | None:
-    """The arguments of a call of one plain tensor, read, written or both; None for others."""
-    inputs, outputs = call.inputs, call.outputs
-    blocks = inputs or outputs
-    if call.op not in _SINGLE_OPS or blocks is None or len(blocks.tensors) != 1:
-        return None
-    tensor = blocks.tensors[0]
-    dtype = dtype_code(call.dtype)
-    if not tensor.is_contiguous() or tensor.is_neg() or (dtype in _COMPLEX and tensor.is_conj()):
-        return None
-    return (
-        _native.OP_NUMBERS[call.op],
-        call.reduce_op,
-        call.root,
-        dtype,
-        call.count,
-        call.layout,
-        unlisted_dtype(call.dtype),
-        call.factor,
-        timeout,
-        tensor.data_ptr(),
-        tensor.nbytes,
-        inputs is not None,
-        outputs is not None,
-        tensor.shape,
-    )

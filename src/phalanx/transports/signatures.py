@@ -1,4 +1,4 @@
-"""The descriptions of calls, made of calls and put into words."""
+"""The descriptions of calls, put into words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from phalanx import _native
-from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, NO_ROOT, REDUCE_OP_NAMES, Call
+from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, NO_ROOT, REDUCE_OP_NAMES
 
 __all__ = [
     "FIELDS",
@@ -17,13 +17,11 @@ __all__ = [
     "describe_dtype",
     "describe_shape",
     "describe_sizes",
-    "description_of",
     "dtype_code",
     "dtype_of",
     "dtype_width",
     "elements",
     "place_of",
-    "sizes_of",
     "unlisted_dtype",
     "value_of",
 ]
@@ -69,38 +67,6 @@ def dtype_width(description: _native.Description) -> int:
 
 def elements(num: int) -> str:
     return "1 element" if num == 1 else f"{num} elements"
-
-
-def sizes_of(call: Call) -> tuple[int, ...] | list[int]:
-    """The shape of the one tensor that the count is about; a list of the sizes where elements are divided."""
-    sides = [blocks for blocks in (call.inputs, call.outputs) if blocks is not None]
-    if _native.OPS[_native.OP_NUMBERS[call.op]].counts_outputs:
-        sides.reverse()
-    if call.layout or call.count < 0:
-        # Of what is divided, rather than of a part.
-        sides.sort(key=lambda blocks: blocks.sizes is None and len(blocks.tensors) == 1)
-    if not sides:
-        return []
-    blocks = sides[0]
-    if blocks.sizes is not None:
-        return blocks.sizes
-    if len(blocks.tensors) == 1 and not call.layout:
-        return blocks.tensors[0].shape
-    return [tensor.numel() for tensor in blocks.tensors]
-
-
-def description_of(call: Call, flags: int) -> _native.Description:
-    return _native.Description(
-        call.op,
-        reduce_op=call.reduce_op,
-        dtype=dtype_code(call.dtype),
-        unlisted_dtype=unlisted_dtype(call.dtype),
-        root=call.root,
-        count=call.count,
-        layout=call.layout,
-        sizes=sizes_of(call),
-        flags=flags,
-    )
 
 
 def describe_shape(shape: _native.Shape) -> str:

@@ -267,9 +267,7 @@ class ThreadsTransport:
         self._hand_over(ticket, timeout, self.meeting.come)
         return ticket
 
-    def start_message(
-        self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float, code: int | None
-    ) -> Pending | None:
+    def start_message(self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float) -> Pending | None:
         self._check_memory("send" if sends else "recv", [tensor], [] if sends else [tensor])
         ticket = Ticket(self.meeting, self._world_rank, self._info.rank, "send" if sends else "recv")
         ticket.peer, ticket.tag, ticket.tensor = peer, tag, tensor.detach()
@@ -299,7 +297,8 @@ class ThreadsTransport:
         meeting, call = self.meeting, ticket.call
         what: tuple[object, ...]
         if call is not None:
-            what = (call.root, call.reduce_op, call.dtype, call.count)
+            description = call.description
+            what = (description.root, description.reduce_op, description.dtype, description.count)
         else:
             assert ticket.tensor is not None
             what = (ticket.peer, ticket.tag, ticket.tensor.dtype, ticket.tensor.numel())

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from phalanx import _native
-from phalanx.transports.signatures import description_of, dtype_code, dtype_of, unlisted_dtype
+from phalanx.transports.signatures import dtype_code, dtype_of, unlisted_dtype
 from phalanx.types import Call
 
 __all__ = ["Ticket", "result_of", "splits_of"]
@@ -110,7 +110,7 @@ class Ticket:
     def describe_with(self, flags: int) -> None:
         """Of a call or message whose tensors are there."""
         if self.call is not None:
-            self._description = description_of(self.call, flags)
+            self._description = self.call.description.with_flags(flags)
             return
         assert self.tensor is not None
         self._description = _native.Description(

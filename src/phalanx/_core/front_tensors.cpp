@@ -1,0 +1,201 @@
+#include "front_tensors.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <tuple>
+
+#include "dlpack.hpp"
+
+namespace nb = nanobind;
+
+namespace phalanx {
+
+namespace {
+
+// What of torch the front uses. Set once, before the first call; never destroyed.
+struct Torch {
+  const dlpack::ExchangeApi* api = nullptr;
+  // Tensors of other classes may carry out calls themselves.
+  std::vector<PyObject*> plain_classes;
+  nb::object is_neg, is_conj, untyped_storage, resizable;
+  // torch shows its dtypes below a byte as if they were of a byte. Only the dtype object tells.
+  nb::object uint8, int8;
+  // (name, tensor): raises, or returns (address, number of the dtype, hash of an unlisted dtype, bytes of an element,
+  // shape, strides).
+  nb::object look_closer;
+};
+
+Torch& torch() {
+  static auto* const made = new Torch;
+  return *made;
+}
+
+struct Known {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint8_t lanes;
+  DType dtype;
+};
+
+constexpr std::array kKnown{
+    Known{dlpack::kFloat, 32, 1, DType::float32},
+    Known{dlpack::kBfloat, 16, 1, DType::bfloat16},
+    Known{dlpack::kInt, 64, 1, DType::int64},
+    Known{dlpack::kFloat, 16, 1, DType::float16},
+    Known{dlpack::kInt, 32, 1, DType::int32},
+    Known{dlpack::kFloat, 64, 1, DType::float64},
+    Known{dlpack::kBool, 8, 1, DType::boolean},
+    Known{dlpack::kUInt, 8, 1, DType::uint8},
+    Known{dlpack::kInt, 8, 1, DType::int8},
+    Known{dlpack::kInt, 16, 1, DType::int16},
+    Known{dlpack::kUInt, 16, 1, DType::uint16},
+    Known{dlpack::kUInt, 32, 1, DType::uint32},
+    Known{dlpack::kUInt, 64, 1, DType::uint64},
+    Known{dlpack::kComplex, 64, 1, DType::complex64},
+    Known{dlpack::kComplex, 128, 1, DType::complex128},
+    Known{dlpack::kComplex, 32, 1, DType::complex32},
+    Known{dlpack::kFloat8E4m3fn, 8, 1, DType::float8_e4m3fn},
+    Known{dlpack::kFloat8E5m2, 8, 1, DType::float8_e5m2},
+    Known{dlpack::kFloat8E4m3fnuz, 8, 1, DType::float8_e4m3fnuz},
+    Known{dlpack::kFloat8E5m2fnuz, 8, 1, DType::float8_e5m2fnuz},
+};
+
+// DType::none: not known here.
+DType dtype_of(const dlpack::DataType& type, PyObject* tensor) {
+  const auto found = std::find_if(kKnown.begin(), kKnown.end(), [&](const Known& known) {
+    return known.code == type.code && known.bits == type.bits && known.lanes == type.lanes;
+  });
+  if (found == kKnown.end()) return DType::none;
+  if (found->dtype == DType::uint8 || found->dtype == DType::int8) {
+    const nb::object dtype = nb::steal(PyObject_GetAttrString(tensor, "dtype"));
+    if (!dtype.is_valid()) throw nb::python_error();
+    if (!dtype.is(found->dtype == DType::uint8 ? torch().uint8 : torch().int8)) return DType::none;
+  }
+  return found->dtype;
+}
+
+std::int64_t numel_of(const std::int64_t* shape, std::int32_t ndim) {
+  std::int64_t numel = 1;
+  for (std::int32_t i = 0; i < ndim; ++i) numel *= shape[i];
+  return numel;
+}
+
+// As torch has it: dimensions of size 1 may have any stride, and a tensor without elements is contiguous.
+bool is_contiguous(const std::int64_t* shape, const std::int64_t* strides, std::int32_t ndim, std::int64_t numel) {
+  if (numel == 0) return true;
+  std::int64_t expected = 1;
+  for (std::int32_t i = ndim - 1; i >= 0; --i) {
+    if (shape[i] == 1) continue;
+    if (strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+bool is_true(nb::handle function, PyObject* argument) {
+  const nb::object found = nb::steal(PyObject_CallOneArg(function.ptr(), argument));
+  if (!found.is_valid()) throw nb::python_error();
+  return found.is(Py_True);
+}
+
+}  // namespace
+
+std::string argument_name(const char* name, Py_ssize_t index) {
+  return index < 0 ? name : std::string(name) + "[" + std::to_string(index) + "]";
+}
+
+TensorView TensorReader::read(PyObject* tensor, const char* name, Py_ssize_t index) {
+  const auto& classes = torch().plain_classes;
+  if (std::find(classes.begin(), classes.end(), reinterpret_cast<PyObject*>(Py_TYPE(tensor))) == classes.end()) {
+    return read_closer(tensor, name, index);
+  }
+  dlpack::Tensor found;
+  if (torch().api->borrow_from_object(tensor, &found) != 0) {
+    PyErr_Clear();
+    return read_closer(tensor, name, index);
+  }
+  const DType dtype = dtype_of(found.dtype, tensor);
+  const std::int64_t numel = numel_of(found.shape, found.ndim);
+  // Tensors that only pretend to have memory have address 0.
+  const bool has_memory = found.data != nullptr || numel == 0;
+  if (found.device_type != dlpack::kCpu || dtype == DType::none || !has_memory || found.byte_offset != 0) {
+    return read_closer(tensor, name, index);
+  }
+  return {tensor,
+          static_cast<std::byte*>(found.data),
+          numel,
+          dtype,
+          0,
+          static_cast<std::uint32_t>(element_size(dtype)),
+          found.ndim,
+          found.shape,
+          is_contiguous(found.shape, found.strides, found.ndim, numel)};
+}
+
+TensorView TensorReader::read_closer(PyObject* tensor, const char* name, Py_ssize_t index) {
+  if (unknown_ == Unknown::refuse) throw UnknownTensor{};
+  const nb::object found = torch().look_closer(argument_name(name, index), nb::handle(tensor));
+  using Parts = std::tuple<std::uint64_t, int, std::uint32_t, std::uint32_t, std::vector<std::int64_t>,
+                           std::vector<std::int64_t>>;
+  auto [address, dtype, unlisted, width, shape, strides] = nb::cast<Parts>(found);
+  const std::vector<std::int64_t>& kept = shapes_.emplace_back(std::move(shape));
+  const auto ndim = static_cast<std::int32_t>(kept.size());
+  const std::int64_t numel = numel_of(kept.data(), ndim);
+  return {tensor, reinterpret_cast<std::byte*>(address),
+          numel,  static_cast<DType>(dtype),
+          unlisted, width,
+          ndim,   kept.data(),
+          is_contiguous(kept.data(), strides.data(), ndim, numel)};
+}
+
+bool is_plain(const TensorView& tensor) {
+  if (!tensor.contiguous || is_true(torch().is_neg, tensor.object)) return false;
+  const bool is_complex =
+      tensor.dtype == DType::complex32 || tensor.dtype == DType::complex64 || tensor.dtype == DType::complex128;
+  return !is_complex || !is_true(torch().is_conj, tensor.object);
+}
+
+nb::object storage_of(const TensorView& tensor) {
+  nb::object storage = nb::steal(PyObject_CallOneArg(torch().untyped_storage.ptr(), tensor.object));
+  if (!storage.is_valid()) throw nb::python_error();
+  return storage;
+}
+
+bool is_torchs_own(nb::handle storage) { return is_true(torch().resizable, storage.ptr()); }
+
+void bind_tensors(nb::module_& module) {
+  module.def(
+      "set_torch",
+      [](nb::object api, const std::vector<nb::object>& plain_classes, nb::object is_neg, nb::object is_conj,
+         nb::object untyped_storage, nb::object resizable, nb::object uint8, nb::object int8,
+         nb::object look_closer) {
+        const auto* table =
+            static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(api.ptr(), dlpack::kCapsule));
+        if (table == nullptr) throw nb::python_error();
+        while (table != nullptr && table->version.major != dlpack::kMajor) table = table->previous;
+        if (table == nullptr || table->borrow_from_object == nullptr) {
+          throw std::runtime_error("torch's DLPack exchange API has no version that is known here");
+        }
+        Torch& known = torch();
+        known.api = table;
+        // Kept for good, like the capsule's table.
+        for (const nb::object& one : plain_classes) known.plain_classes.push_back(one.inc_ref().ptr());
+        known.is_neg = std::move(is_neg);
+        known.is_conj = std::move(is_conj);
+        known.untyped_storage = std::move(untyped_storage);
+        known.resizable = std::move(resizable);
+        known.uint8 = std::move(uint8);
+        known.int8 = std::move(int8);
+        known.look_closer = std::move(look_closer);
+      },
+      nb::arg("api"), nb::arg("plain_classes"), nb::arg("is_neg"), nb::arg("is_conj"), nb::arg("untyped_storage"),
+      nb::arg("resizable"), nb::arg("uint8"), nb::arg("int8"), nb::arg("look_closer"),
+      "What of torch the front reads tensors with. To be called once, before the first call.");
+}
+
+}  // namespace phalanx

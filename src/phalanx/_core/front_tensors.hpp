@@ -1,0 +1,63 @@
+// Reads torch's tensors through DLPack's C exchange API, without torch's headers. With the GIL held.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "blocks.hpp"
+#include "description.hpp"
+
+namespace phalanx {
+
+// A dense tensor on the CPU. Borrowed: valid as long as nobody gives the tensor other memory or another shape.
+struct TensorView {
+  PyObject* object;
+  std::byte* data;
+  std::int64_t numel;
+  DType dtype;
+  std::uint32_t unlisted_dtype;  // as in Description
+  std::uint32_t width;
+  std::int32_t ndim;
+  const std::int64_t* shape;
+  bool contiguous;
+
+  std::uint64_t bytes() const noexcept { return static_cast<std::uint64_t>(numel) * width; }
+  Piece piece() const noexcept { return {data, bytes()}; }
+};
+
+// Thrown where a tensor can't be read by this file and nobody is to look closer.
+struct UnknownTensor {};
+
+enum class Unknown : bool { refuse, look_closer };
+
+// Reads the tensors of one call. Python looks closer at a tensor that DLPack does not know: set_torch says how.
+class TensorReader {
+ public:
+  explicit TensorReader(Unknown unknown) : unknown_(unknown) {}
+  // `index` is the place in a list, or -1.
+  TensorView read(PyObject* tensor, const char* name, Py_ssize_t index = -1);
+
+ private:
+  TensorView read_closer(PyObject* tensor, const char* name, Py_ssize_t index);
+
+  const Unknown unknown_;
+  std::deque<std::vector<std::int64_t>> shapes_;
+};
+
+std::string argument_name(const char* name, Py_ssize_t index);
+
+// Whether the elements lie in plain row-major memory as they are: a view may be lazily negated or conjugated.
+bool is_plain(const TensorView& tensor);
+
+// What keeps the tensor's memory, even where the program gives the tensor object other memory.
+nanobind::object storage_of(const TensorView& tensor);
+// Whether torch has allocated the storage: other memory may be read-only.
+bool is_torchs_own(nanobind::handle storage);
+
+void bind_tensors(nanobind::module_& module);
+
+}  // namespace phalanx
