@@ -167,7 +167,7 @@ def _torchrun(words: list[str]) -> None:
     from torch.distributed.launcher.api import elastic_launch
 
     sys.argv = words
-    args = torchrun.parse_args(words[1:])  # type: ignore[no-untyped-call]
+    args = torchrun.parse_args(words[1:])
     if args.standalone:
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", os.urandom(8).hex()
     config, _, _ = torchrun.config_from_args(args)

@@ -1,5 +1,6 @@
 import enum
 from collections.abc import Callable, Sequence
+from typing import Any
 
 class CoreError(OSError, RuntimeError):
     pass
@@ -701,9 +702,9 @@ class Problem:
     @property
     def actual(self) -> int: ...
     @property
-    def got(self) -> object: ...
+    def got(self) -> Any: ...
     @property
-    def like(self) -> object: ...
+    def like(self) -> Any: ...
 
 def set_memory_look(overlaps_itself: object, find_shared: object) -> None:
     """
@@ -733,7 +734,7 @@ class Handed:
     @property
     def seq(self) -> int: ...
     @property
-    def pending(self) -> object: ...
+    def pending(self) -> Pending | None: ...
     @property
     def written(self) -> list[tuple[int, int]]:
         """The addresses, from and to, of the memory that the core writes."""
@@ -743,16 +744,16 @@ def describe_call(
     rank: int,
     size: int,
     *,
-    output: object | None = ...,
-    input: object | None = ...,
-    reduce_op: int = ...,
-    factor: float = ...,
-    root: int = ...,
-    output_splits: Sequence[int] = ...,
-    input_splits: Sequence[int] = ...,
-) -> object: ...
-def check_tensor(name: str, tensor: object | None, written: bool) -> object: ...
-def check_tensors(name: str, tensors: object | None, num: int) -> object: ...
+    output: object = None,
+    source: object = None,
+    reduce_op: int = -1,
+    factor: float = 1.0,
+    root: int = -1,
+    output_splits: Sequence[int] = (),
+    input_splits: Sequence[int] = (),
+) -> Description | Problem: ...
+def check_tensor(name: str, tensor: object, written: bool) -> int | Problem: ...
+def check_tensors(name: str, tensors: object, num: int) -> Problem | None: ...
 def run_call(group: Group, call: Description, inputs: object | None, outputs: object | None, timeout: float) -> Handed:
     """Carries out a call whose tensors lie in plain memory."""
 
@@ -788,7 +789,7 @@ class Front:
     def coalescing(self, arg: bool, /) -> None: ...
     def close(self) -> None: ...
 
-def front_method(name: str, fallback: object) -> object:
+def front_method(name: str, fallback: object) -> Any:
     """
     A method of a group that carries out plain calls itself, and leaves others to `fallback`.
     """

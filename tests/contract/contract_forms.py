@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from phalanx import collectives
-from phalanx.types import REDUCIBLE, REDUCE_OP_NAMES, GroupInfo
+from phalanx.types import REDUCE_OP_NAMES, REDUCIBLE, GroupInfo
 
 __all__ = ["FORMS", "AllToAllSplit", "Case", "Form"]
 

@@ -17,13 +17,14 @@ import torch
 from ranks import Here, World
 
 from phalanx import _native
+from phalanx.collectives import barrier
+from phalanx.types import GroupInfo
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
 _PRIVATE = 0x80
 _LINE = 128
-_BARRIER = _native.OP_NUMBERS["barrier"]
 _SOON = 0.05
-_NOTHING: tuple[list[int], list[int], int, bool] = ([], [], 0, False)
+_BARRIER = barrier.build(GroupInfo("pair", 0, 2)).description
 
 
 class _Pair:
@@ -35,17 +36,16 @@ class _Pair:
         self.data = torch.zeros(1 << 20)
 
     def barrier(self, timeout: float) -> object:
-        return self.first.run(_BARRIER, -1, -1, 0, 0, 0, 0, 1.0, timeout, *_NOTHING, *_NOTHING, ())
+        return _native.run_call(self.first, _BARRIER, None, None, timeout)
 
     def start(self) -> _native.Pending:
-        started = self.first.start(self, _BARRIER, -1, -1, 0, 0, 0, 0, 1.0, 1000.0, *_NOTHING, *_NOTHING, ())
-        assert isinstance(started, _native.Pending)
+        started = _native.start_call(self.first, _BARRIER, None, None, 1000.0).pending
+        assert started is not None
         return started
 
     def message(self, sends: bool) -> _native.Pending:
-        address, size = self.data.data_ptr(), self.data.nbytes
-        started = self.first.message(self, sends, 1, 0, 0, 0, size, 1000.0, address, size, ())
-        assert isinstance(started, _native.Pending)
+        started = _native.start_message(self.first, sends, self.data, 1, 0, 1000.0).pending
+        assert started is not None
         return started
 
 

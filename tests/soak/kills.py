@@ -27,7 +27,7 @@ from judgement import Error, Facts, detail, judge, judge_peace
 from ops import build
 from resources import Holdings, left_files, left_over, shared_files
 from scenarios import Scenario, Step, VictimError
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store
 from worlds import Event, Here, Rank, Supervisor, World
 
 # Seconds. Nothing here waits for these to pass unless something is wrong.

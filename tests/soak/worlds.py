@@ -105,7 +105,7 @@ class Here:
 
     def connect(self) -> Any:
         """A TCPStore that rank 0 hosts."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+        from torch.distributed import TCPStore
 
         listener, port = self._listener, self._listener.getsockname()[1]
         wait = timedelta(seconds=60)

@@ -16,7 +16,7 @@ PAIRS = [
     (torch.float8_e8m0fnu, torch.uint8),
     (torch.quint8, torch.uint8),
     (torch.bits8, torch.float4_e2m1fn_x2),
-    (torch.int4, torch.uint3),
+    (torch.int4, torch.uint3),  # type: ignore[attr-defined]
     # Of different widths.
     (torch.bits16, torch.qint8),
 ]

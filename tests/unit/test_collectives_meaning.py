@@ -225,7 +225,8 @@ def test_the_layout_tells_divisions_apart() -> None:
 def test_the_layout_is_the_same_in_every_process() -> None:
     program = (
         "import torch; from phalanx.types import GroupInfo; from phalanx.collectives import broadcast; "
-        "print(broadcast.build_coalesced(GroupInfo('g', 0, 2), [torch.zeros(2), torch.zeros(3).int()], 1).description.layout)"
+        "call = broadcast.build_coalesced(GroupInfo('g', 0, 2), [torch.zeros(2), torch.zeros(3).int()], 1); "
+        "print(call.description.layout)"
     )
     path = f"import sys; sys.path[:0] = {sys.path!r}; "
     printed = subprocess.run([sys.executable, "-c", path + program], check=True, capture_output=True, text=True).stdout

@@ -12,7 +12,7 @@ import torch
 from phalanx import _native
 from phalanx.transports.failures import _tags
 from phalanx.transports.signatures import describe_dtype, dtype_code, dtype_width, unlisted_dtype
-from phalanx.types import DTYPE_CODES, REDUCIBLE
+from phalanx.types import DTYPE_CODES, REDUCIBLE, Blocks
 
 # Several elements share a byte: calls refuse them.
 PACKED = {torch.quint4x2, torch.quint2x4}
@@ -186,16 +186,17 @@ def test_the_tags_of_other_messages(tags: list[int], text: str) -> None:
     assert _tags(failure) == text
 
 
-def _run_two(*calls: tuple[Any, ...]) -> tuple[_native.Group, list[Any]]:
+def _run_two(*calls: _native.Description) -> tuple[_native.Group, list[int]]:
     """Two ranks of one segment make a call each. The group, as the first sees it, and what became of the calls."""
     tuning = _native.tuning_for(2, 2)
     tuning.check = _native.CHECK_ON
     segment = _native.Segment.create_memfd(2, tuning, bytes(16))
     groups = [_native.Group(segment, rank) for rank in range(2)]
-    ends: list[Any] = [None, None]
+    ends = [_native.PENDING, _native.PENDING]
 
     def make(rank: int) -> None:
-        ends[rank] = groups[rank].run(*calls[rank])
+        sent, received = torch.zeros(8, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8)
+        ends[rank] = _native.run_call(groups[rank], calls[rank], Blocks([sent]), Blocks([received], 2), 60.0).result
 
     other = threading.Thread(target=make, args=(1,))
     other.start()
@@ -204,15 +205,12 @@ def _run_two(*calls: tuple[Any, ...]) -> tuple[_native.Group, list[Any]]:
     return groups[0], ends
 
 
-def _gather(dtype: int, layout: int, unlisted: int, memory: torch.Tensor) -> tuple[Any, ...]:
-    own, all_of_it = ([memory.data_ptr()], [8], 1, False), ([memory.data_ptr() + 8], [16], 2, False)
-    return _native.OP_NUMBERS["all_gather"], -1, -1, dtype, 8, layout, unlisted, 1.0, 60.0, *own, *all_of_it, (2, 4)
-
-
 def test_the_core_tells_what_it_was_given() -> None:
-    one, other = torch.zeros(24, dtype=torch.uint8), torch.zeros(24, dtype=torch.uint8)
-    group, ends = _run_two(_gather(255, 21, 31, one), _gather(255, 21, 32, other))
-    assert [end[0] for end in ends] == [_native.FAILED] * 2
+    calls = [
+        _native.Description("all_gather", dtype=255, unlisted_dtype=31 + rank, count=8, layout=21) for rank in range(2)
+    ]
+    group, ends = _run_two(*calls)
+    assert ends == [_native.FAILED] * 2
     failure = group.failure()
     assert (failure.kind, failure.seq, failure.call.op) == (_native.FAILURE_MISMATCH, 1, "all_gather")
     assert {failure.rank, failure.peer} == {0, 1}

@@ -114,8 +114,8 @@ Handed message(Group& group, bool sends, nb::handle tensor, int peer, std::int64
     handed.obstacle = Obstacle::no_memory;
     return handed;
   }
-  Started started = start_message(group, message_of(view, sends, peer, static_cast<std::uint32_t>(tag)), timeout,
-                                  storage_of(view));
+  Started started =
+      start_message(group, message_of(view, sends, peer, static_cast<std::uint32_t>(tag)), timeout, storage_of(view));
   handed.result = started.result;
   if (started.pending.is_valid()) handed.pending = std::move(started.pending);
   return handed;
@@ -180,14 +180,22 @@ void bind_front(nb::module_& module) {
       .def_ro("obstacle", &Handed::obstacle)
       .def_prop_ro("result", [](const Handed& self) { return static_cast<int>(self.result); })
       .def_ro("seq", &Handed::seq)
-      .def_ro("pending", &Handed::pending)
+      .def_prop_ro(
+          "pending", [](const Handed& self) { return self.pending; }, nb::sig("def pending(self) -> Pending | None"))
       .def_prop_ro("written", &ranges_of, "The addresses, from and to, of the memory that the core writes.");
-  module.def("describe_call", &describe_call, "form"_a, "rank"_a, "size"_a, nb::kw_only(),
-             "output"_a.none() = nb::none(), "input"_a.none() = nb::none(),
-             "reduce_op"_a = static_cast<int>(kNoReduceOp), "factor"_a = 1.0, "root"_a = kNoRank,
-             "output_splits"_a = std::vector<std::int64_t>(), "input_splits"_a = std::vector<std::int64_t>());
-  module.def("check_tensor", &check_tensor, "name"_a, "tensor"_a.none(), "written"_a);
-  module.def("check_tensors", &check_tensors, "name"_a, "tensors"_a.none(), "num"_a);
+  module.def(
+      "describe_call", &describe_call, "form"_a, "rank"_a, "size"_a, nb::kw_only(), "output"_a.none() = nb::none(),
+      "source"_a.none() = nb::none(), "reduce_op"_a = static_cast<int>(kNoReduceOp), "factor"_a = 1.0,
+      "root"_a = kNoRank, "output_splits"_a = std::vector<std::int64_t>(),
+      "input_splits"_a = std::vector<std::int64_t>(),
+      nb::sig("def describe_call(form: Form, rank: int, size: int, *, output: object = None, source: object = None, "
+              "reduce_op: int = -1, factor: float = 1.0, root: int = -1, "
+              "output_splits: collections.abc.Sequence[int] = (), "
+              "input_splits: collections.abc.Sequence[int] = ()) -> Description | Problem"));
+  module.def("check_tensor", &check_tensor, "name"_a, "tensor"_a.none(), "written"_a,
+             nb::sig("def check_tensor(name: str, tensor: object, written: bool) -> int | Problem"));
+  module.def("check_tensors", &check_tensors, "name"_a, "tensors"_a.none(), "num"_a,
+             nb::sig("def check_tensors(name: str, tensors: object, num: int) -> Problem | None"));
   module.def("run_call", &run, "group"_a, "call"_a, "inputs"_a.none(), "outputs"_a.none(), "timeout"_a,
              "Carries out a call whose tensors lie in plain memory.");
   module.def("start_call", &start, "group"_a, "call"_a, "inputs"_a.none(), "outputs"_a.none(), "timeout"_a,

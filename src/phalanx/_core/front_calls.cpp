@@ -26,9 +26,7 @@ std::vector<std::vector<Span>> spans_of(const Side& side, int size) {
   return spans;
 }
 
-bool meet(const Span& one, const Span& other) noexcept {
-  return one.first < other.second && other.first < one.second;
-}
+bool meet(const Span& one, const Span& other) noexcept { return one.first < other.second && other.first < one.second; }
 
 // From the first byte of a side to behind the last one.
 Span extent_of(const Side& side) noexcept {
@@ -36,9 +34,9 @@ Span extent_of(const Side& side) noexcept {
   for (const TensorView& tensor : side.tensors) {
     if (tensor.numel == 0) continue;
     const std::byte* end = tensor.data + tensor.bytes();
-    extent = extent.second == nullptr ? Span(tensor.data, end)
-                                      : Span(std::min<const std::byte*>(extent.first, tensor.data),
-                                             std::max(extent.second, end));
+    extent = extent.second == nullptr
+                 ? Span(tensor.data, end)
+                 : Span(std::min<const std::byte*>(extent.first, tensor.data), std::max(extent.second, end));
   }
   return extent;
 }

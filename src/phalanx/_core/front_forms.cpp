@@ -115,8 +115,8 @@ std::int64_t sum_of(const std::vector<TensorView>& tensors) {
                          [](std::int64_t sum, const TensorView& tensor) { return sum + tensor.numel; });
 }
 
-// How elements are divided: `each` tensors per block. 0 for equal blocks of one tensor each, so that the spellings of an
-// op agree with each other. The dtypes of a block count where they differ.
+// How elements are divided: `each` tensors per block. 0 for equal blocks of one tensor each, so that the spellings of
+// an op agree with each other. The dtypes of a block count where they differ.
 std::uint32_t layout_of(const std::vector<TensorView>& tensors, std::size_t each) {
   bool even = true, alike = true;
   for (std::size_t i = 0; i < tensors.size(); ++i) even = even && tensors[i].numel == tensors[i % each].numel;
@@ -659,14 +659,16 @@ void bind_forms(nb::module_& module) {
       .value("no_reduction", ProblemKind::no_reduction)
       .value("overlaps", ProblemKind::overlaps)
       .value("overlaps_self", ProblemKind::overlaps_self);
-  nb::class_<Problem>(module, "Problem", "What is wrong with the arguments of a call; ProblemKind says which facts count.")
+  nb::class_<Problem>(module, "Problem",
+                      "What is wrong with the arguments of a call; ProblemKind says which facts count.")
       .def_ro("kind", &Problem::kind)
       .def_ro("name", &Problem::name)
       .def_ro("other", &Problem::other)
       .def_ro("expected", &Problem::expected)
       .def_ro("actual", &Problem::actual)
-      .def_ro("got", &Problem::got)
-      .def_ro("like", &Problem::like);
+      .def_prop_ro(
+          "got", [](const Problem& self) { return self.got; }, nb::sig("def got(self) -> typing.Any"))
+      .def_prop_ro("like", [](const Problem& self) { return self.like; }, nb::sig("def like(self) -> typing.Any"));
   module.def(
       "set_memory_look",
       [](nb::object overlaps_itself, nb::object find_shared) {

@@ -1,9 +1,9 @@
 #include "front_method.hpp"
 
 #include <datetime.h>
-#include <structmember.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <structmember.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -35,17 +35,17 @@ struct Front {
 
 // How torch passes the arguments of a method: tensors in lists, the options last.
 enum class Spelling : std::uint8_t {
-  options,          // (opts)
-  tensor,           // ([tensor], opts)
-  tensors,          // (tensors, opts)
-  output_input,     // (output, input, opts)
-  outputs_inputs,   // (outputs, inputs, opts)
-  outputs_tensor,   // ([outputs], [tensor], opts)
-  tensor_inputs,    // ([tensor], [inputs], opts)
+  options,              // (opts)
+  tensor,               // ([tensor], opts)
+  tensors,              // (tensors, opts)
+  output_input,         // (output, input, opts)
+  outputs_inputs,       // (outputs, inputs, opts)
+  outputs_tensor,       // ([outputs], [tensor], opts)
+  tensor_inputs,        // ([tensor], [inputs], opts)
   output_input_splits,  // (output, input, output_splits, input_splits, opts)
-  send,             // ([tensor], peer, tag)
-  recv,             // ([tensor], peer, tag)
-  recv_any,         // ([tensor], tag)
+  send,                 // ([tensor], peer, tag)
+  recv,                 // ([tensor], peer, tag)
+  recv_any,             // ([tensor], tag)
 };
 
 struct Method {
@@ -78,15 +78,15 @@ constexpr Method kMethods[] = {
 
 // Python's side of the front. Set once; never destroyed.
 struct Hooks {
-  nb::object num_modes;      // () -> how many dispatch modes see calls of this thread
-  nb::object profiler;       // the dict of torch.autograd.profiler
+  nb::object num_modes;               // () -> how many dispatch modes see calls of this thread
+  nb::object profiler;                // the dict of torch.autograd.profiler
   std::vector<PyObject*> options;     // classes of torch's options
   std::vector<PyObject*> reduce_ops;  // classes whose hash is the number of the reduce op
-  nb::object done;           // the shared work of calls that have ended
-  nb::object finished;       // (group, results) -> Work
-  nb::object started;        // (group, native group, op, results, pending, written, timeout) -> Work
-  nb::object messaged;       // (group, native group, op, tensor, pending, peer, timeout) -> Work
-  nb::object explain;        // (group, native group, op, result, seq, timeout) -> an exception
+  nb::object done;                    // the shared work of calls that have ended
+  nb::object finished;                // (group, results) -> Work
+  nb::object started;                 // (group, native group, op, results, pending, written, timeout) -> Work
+  nb::object messaged;                // (group, native group, op, tensor, pending, peer, timeout) -> Work
+  nb::object explain;                 // (group, native group, op, result, seq, timeout) -> an exception
 };
 
 Hooks& hooks() {
@@ -339,8 +339,8 @@ nb::list QuickCall::results_of(const Arranged& arranged) const {
 
 void QuickCall::fail(const Description& call, Result result, std::uint64_t seq) const {
   const std::string_view op = traits_of(call.op).name;
-  const nb::object error = hooks().explain(nb::handle(self_), group_object_, nb::str(op.data(), op.size()), static_cast<int>(result),
-                                           seq, timeout_);
+  const nb::object error = hooks().explain(nb::handle(self_), group_object_, nb::str(op.data(), op.size()),
+                                           static_cast<int>(result), seq, timeout_);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw nb::python_error();
 }
@@ -417,8 +417,7 @@ nb::object QuickCall::carry_out_message() {
 // The Python type of a method. nanobind's own functions can't stand in a class of torch's, with a method to fall back
 // on.
 struct FrontMethod {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
   const Method* method;
   PyObject* fallback;
 };
@@ -502,8 +501,8 @@ PyObject* method_type() {
 
 nb::object make_method(const std::string& name, nb::object fallback) {
   static auto* const type = reinterpret_cast<PyTypeObject*>(method_type());
-  const auto* found = std::find_if(std::begin(kMethods), std::end(kMethods),
-                                   [&](const Method& method) { return method.name == name; });
+  const auto* found =
+      std::find_if(std::begin(kMethods), std::end(kMethods), [&](const Method& method) { return method.name == name; });
   if (found == std::end(kMethods)) throw std::invalid_argument("no such method of the front: " + name);
   auto* made = reinterpret_cast<FrontMethod*>(type->tp_alloc(type, 0));
   if (made == nullptr) throw nb::python_error();
@@ -539,11 +538,12 @@ std::shared_ptr<MessageTicket> message_of(const TensorView& tensor, bool sends, 
 void bind_front_method(nb::module_& module) {
   PyDateTime_IMPORT;
   nb::class_<Front>(module, "Front", "A group's side of the front.")
-      .def("__init__",
-           [](Front* self, nb::object group, double timeout) {
-             new (self) Front{group, nb::inst_ptr<Group>(group), timeout, 0, false};
-           },
-           "group"_a, "timeout"_a)
+      .def(
+          "__init__",
+          [](Front* self, nb::object group, double timeout) {
+            new (self) Front{group, nb::inst_ptr<Group>(group), timeout, 0, false};
+          },
+          "group"_a, "timeout"_a)
       .def_rw("timeout", &Front::timeout, "Of calls that have none of their own, in seconds.")
       .def_rw("copies", &Front::copies, "How many calls in flight write to copies of tensors.")
       .def_rw("coalescing", &Front::coalescing, "Whether a coalescing manager collects the works of calls.")
@@ -552,13 +552,14 @@ void bind_front_method(nb::module_& module) {
         self.object.reset();
       });
   module.def("front_method", &make_method, "name"_a, "fallback"_a,
+             nb::sig("def front_method(name: str, fallback: object) -> typing.Any"),
              "A method of a group that carries out plain calls itself, and leaves others to `fallback`.");
   module.def(
       "set_hooks",
       [](nb::object num_modes, nb::object profiler, const std::vector<nb::object>& options,
          const std::vector<nb::object>& reduce_ops, nb::object done, nb::object finished, nb::object started,
          nb::object messaged, nb::object explain) {
-        hooks() = {std::move(num_modes), std::move(profiler), kept(options),       kept(reduce_ops), std::move(done),
+        hooks() = {std::move(num_modes), std::move(profiler), kept(options),       kept(reduce_ops),  std::move(done),
                    std::move(finished),  std::move(started),  std::move(messaged), std::move(explain)};
       },
       nb::kw_only(), "num_modes"_a, "profiler"_a, "options"_a, "reduce_ops"_a, "done"_a, "finished"_a, "started"_a,

@@ -110,6 +110,7 @@ std::string argument_name(const char* name, Py_ssize_t index) {
 }
 
 TensorView TensorReader::read(PyObject* tensor, const char* name, Py_ssize_t index) {
+  if (torch().api == nullptr) throw std::logic_error("set_torch was not called");
   const auto& classes = torch().plain_classes;
   if (std::find(classes.begin(), classes.end(), reinterpret_cast<PyObject*>(Py_TYPE(tensor))) == classes.end()) {
     return read_closer(tensor, name, index);
@@ -146,10 +147,14 @@ TensorView TensorReader::read_closer(PyObject* tensor, const char* name, Py_ssiz
   const std::vector<std::int64_t>& kept = shapes_.emplace_back(std::move(shape));
   const auto ndim = static_cast<std::int32_t>(kept.size());
   const std::int64_t numel = numel_of(kept.data(), ndim);
-  return {tensor, reinterpret_cast<std::byte*>(address),
-          numel,  static_cast<DType>(dtype),
-          unlisted, width,
-          ndim,   kept.data(),
+  return {tensor,
+          reinterpret_cast<std::byte*>(address),
+          numel,
+          static_cast<DType>(dtype),
+          unlisted,
+          width,
+          ndim,
+          kept.data(),
           is_contiguous(kept.data(), strides.data(), ndim, numel)};
 }
 
@@ -172,10 +177,8 @@ void bind_tensors(nb::module_& module) {
   module.def(
       "set_torch",
       [](nb::object api, const std::vector<nb::object>& plain_classes, nb::object is_neg, nb::object is_conj,
-         nb::object untyped_storage, nb::object resizable, nb::object uint8, nb::object int8,
-         nb::object look_closer) {
-        const auto* table =
-            static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(api.ptr(), dlpack::kCapsule));
+         nb::object untyped_storage, nb::object resizable, nb::object uint8, nb::object int8, nb::object look_closer) {
+        const auto* table = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(api.ptr(), dlpack::kCapsule));
         if (table == nullptr) throw nb::python_error();
         while (table != nullptr && table->version.major != dlpack::kMajor) table = table->previous;
         if (table == nullptr || table->borrow_from_object == nullptr) {

@@ -80,7 +80,7 @@ def describe(
             info.rank,
             info.size,
             output=output,
-            input=source,
+            source=source,
             reduce_op=reduce_op if isinstance(reduce_op, int) and abs(reduce_op) < 2**31 else NO_REDUCE_OP,
             factor=factor,
             root=root if type(root) is int and 0 <= root < info.size else NO_ROOT,
@@ -206,7 +206,7 @@ def _num_addresses(tensor: Tensor) -> int:
 
 
 _native.set_torch(
-    api=Tensor.__dlpack_c_exchange_api__,  # type: ignore[attr-defined]
+    api=Tensor.__dlpack_c_exchange_api__,
     plain_classes=list(PLAIN_CLASSES),
     is_neg=Tensor.is_neg,
     is_conj=Tensor.is_conj,
