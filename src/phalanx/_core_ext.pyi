@@ -591,6 +591,8 @@ BOX_GROUP_FIELDS: tuple[tuple[str, int, str], ...]
 
 BOX_RECORD_FIELDS: tuple[tuple[str, int, str], ...]
 
+REDUCE_OPS: tuple[str, ...]
+
 DEVICES: tuple[str, ...]
 
 ENGINES: tuple[str, ...]

@@ -35,9 +35,9 @@ DTYPE_CODES: dict[torch.dtype, int] = {
 REDUCIBLE: dict[torch.dtype, int] = {dtype: code for dtype, code in DTYPE_CODES.items() if code < _native.NUM_REDUCIBLE}
 
 # torch's numbering of ReduceOp.RedOpType, which the native core shares.
-REDUCE_OP_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-NO_REDUCE_OP = -1
-NO_ROOT = -1
+REDUCE_OP_NAMES = _native.REDUCE_OPS
+NO_REDUCE_OP = _native.NO_REDUCE_OP
+NO_ROOT = _native.NO_RANK
 
 
 class GroupInfo:

@@ -35,9 +35,7 @@ struct Seen {
     return read_at<T>(contents, first + slot * sizeof(BoxRecord) + offset);
   }
   std::uint64_t id(std::size_t slot) const { return field<std::uint64_t>(slot, offsetof(BoxRecord, id)); }
-  CallState state(std::size_t slot) const {
-    return static_cast<CallState>(field<std::uint32_t>(slot, offsetof(BoxRecord, state)));
-  }
+  CallState state(std::size_t slot) const { return field<CallState>(slot, offsetof(BoxRecord, state)); }
 
   std::string contents;
   std::size_t first = 0;

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import os
-from pathlib import Path
 
 import pytest
 
-import phalanx
 from phalanx import _native
-
-
-def test_the_stub_has_the_names_of_the_module() -> None:
-    from phalanx import _core_ext
-
-    tree = ast.parse((Path(phalanx.__file__).parent / "_core_ext.pyi").read_text())
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            members = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-            members |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}  # type: ignore[union-attr]
-            members |= {target.id for item in node.body if isinstance(item, ast.Assign) for target in item.targets}  # type: ignore[attr-defined]
-            actual = {name for name in vars(getattr(_core_ext, node.name)) if not name.startswith("_")}
-            assert members - {"__init__"} == actual, node.name
-    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    constants = {node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)}  # type: ignore[union-attr]
-    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-    assert functions | constants | classes == {name for name in dir(_core_ext) if not name.startswith("_")}
 
 
 def test_affinity_is_the_systems() -> None:

@@ -114,6 +114,7 @@ void bind_constants(nb::module_& module) {
   module.attr("BOX_DEATH_FIELDS") = rows_of(kBoxDeathFields);
   module.attr("BOX_GROUP_FIELDS") = rows_of(kBoxGroupFields);
   module.attr("BOX_RECORD_FIELDS") = rows_of(kBoxRecordFields);
+  module.attr("REDUCE_OPS") = names_of(kReduceOpNames);
   module.attr("DEVICES") = names_of(kDeviceNames);
   module.attr("ENGINES") = names_of(kEngineNames);
 }

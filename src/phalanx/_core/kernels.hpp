@@ -8,8 +8,10 @@
 // Each variant (baseline, AVX2) is the same source compiled with other flags; a table is chosen at run time.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "dtypes.hpp"
 
@@ -27,7 +29,11 @@ enum class ReduceOp : std::uint8_t {
   bxor = 7,
   premul_sum = 8
 };
-inline constexpr std::size_t kNumReduceOps = 9;
+// By number, as torch spells them.
+inline constexpr std::array<std::string_view, 9> kReduceOpNames{"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
+                                                                "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
+inline constexpr std::size_t kNumReduceOps = kReduceOpNames.size();
+static_assert(kReduceOpNames[static_cast<std::size_t>(ReduceOp::premul_sum)] == "PREMUL_SUM");
 
 // dst[i] = reduction of srcs[0][i] .. srcs[num_srcs-1][i] for i in [0, count), in elements.
 // dst may be exactly one of the srcs; otherwise nothing overlaps. num_srcs >= 1.

@@ -2,7 +2,7 @@
 
 The layout of the version that this core writes comes from the core (`_core/box_format.hpp`). The tables of earlier
 versions are frozen here: they describe files that exist, and nothing writes them any more. What they say is given in
-the terms of the newest version, with defaults for what they do not know.
+the terms of the newest version; what they do not know is 0.
 
 - Version 1 had neither the second half of the header, nor a group's identity, nor why a call failed.
 - Version 2 had one field for the root and the peer, the making of a group in place of an op, a group as one text, and
@@ -149,40 +149,6 @@ _RECORD_2 = [
 # In place of an op: the making of a group. Among the flags: the sizes are those of a list.
 _MAKING_2, _LISTED_2 = 255, 8
 
-_NO_HEADER: Found = {
-    "ended": 0,
-    "how": _native.ENDING_UNKNOWN,
-    "exit_status": 0,
-    "num_hidden": 0,
-    "exception": b"",
-    "host": b"",
-}
-
-
-def _upgrade_header(found: Found) -> Found:
-    return _NO_HEADER | found
-
-
-def _upgrade_record(found: Found) -> Found:
-    op, other = found["op"], found["peer"]
-    is_making = op == _MAKING_2
-    is_message = op < len(_native.OPS) and _native.OPS[op].is_message
-    return found | {
-        "kind": _native.RECORD_MAKING if is_making else _native.RECORD_CALL,
-        "op": 0 if is_making else op,
-        "root": _native.NO_RANK if is_message else other,
-        "peer": other if is_message else _native.NO_RANK,
-        "sender": _native.NO_RANK,
-        "last_arriver": _native.NO_RANK,
-        "blamed": found["blamed"] - 1,
-        "flags": found["flags"] & ~_LISTED_2,
-        "shape.listed": bool(found["flags"] & _LISTED_2),
-        "layout": 0,
-        "unlisted_dtype": 0,
-        "device": 0,
-        "engine": 0,
-    }
-
 
 def _as_it_is(found: Found) -> Found:
     return found
@@ -197,6 +163,37 @@ NEWEST = Format(
     _as_it_is,
     _as_it_is,
 )
+# What is not known is 0, but for ranks.
+_NO_HEADER = NEWEST.header.unpack(bytes(NEWEST.header.size))
+_NO_RECORD = NEWEST.record.unpack(bytes(NEWEST.record.size)) | {
+    "sender": _native.NO_RANK,
+    "last_arriver": _native.NO_RANK,
+}
+
+
+def _upgrade_header(found: Found) -> Found:
+    return _NO_HEADER | found
+
+
+def _upgrade_record(found: Found) -> Found:
+    op, other = found["op"], found["peer"]
+    is_making = op == _MAKING_2
+    is_message = op < len(_native.OPS) and _native.OPS[op].is_message
+    return (
+        _NO_RECORD
+        | found
+        | {
+            "kind": _native.RECORD_MAKING if is_making else _native.RECORD_CALL,
+            "op": 0 if is_making else op,
+            "root": _native.NO_RANK if is_message else other,
+            "peer": other if is_message else _native.NO_RANK,
+            "blamed": found["blamed"] - 1,
+            "flags": found["flags"] & ~_LISTED_2,
+            "shape.listed": bool(found["flags"] & _LISTED_2),
+        }
+    )
+
+
 _OLD = [
     Format(1, _in_order(_HEADER_1), None, _in_order(_RECORD_2), None, _upgrade_header, _upgrade_record),
     Format(2, _in_order(_HEADER_2), _in_order(_DEATH_2), _in_order(_RECORD_2), None, _upgrade_header, _upgrade_record),
