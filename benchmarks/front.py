@@ -71,8 +71,8 @@ def _make_group_that_does_nothing() -> dist.ProcessGroup:
         setattr(_DoesNothing, name, nothing)
     group = _DoesNothing()
     world = distributed_c10d._world
-    world.pg_map[group] = ("nothing", None)
-    world.pg_names[group] = "nothing"
+    world.pg_map[group] = ("nothing", dist.HashStore())
+    world.pg_names[group] = "nothing"  # type: ignore[assignment]
     world.pg_group_ranks[group] = {0: 0}
     return group
 

@@ -612,43 +612,6 @@ def set_torch(
     What of torch the front reads tensors with. To be called once, before the first call.
     """
 
-class Form(enum.Enum):
-    """One of torch's ways to make a collective."""
-
-    barrier = 0
-
-    all_reduce = 1
-
-    all_reduce_coalesced = 2
-
-    reduce = 3
-
-    broadcast = 4
-
-    broadcast_coalesced = 5
-
-    all_gather = 6
-
-    all_gather_single = 7
-
-    all_gather_coalesced = 8
-
-    all_gather_single_coalesced = 9
-
-    gather = 10
-
-    scatter = 11
-
-    reduce_scatter = 12
-
-    reduce_scatter_single = 13
-
-    reduce_scatter_single_coalesced = 14
-
-    all_to_all = 15
-
-    all_to_all_single = 16
-
 class ProblemKind(enum.Enum):
     """What is wrong with the arguments of a call."""
 
@@ -710,6 +673,43 @@ def set_memory_look(overlaps_itself: object, find_shared: object) -> None:
     """
     Who decides about tensors that are not contiguous: whether elements share memory, and which tensors do.
     """
+
+class Form(enum.Enum):
+    """One of torch's ways to make a collective."""
+
+    barrier = 0
+
+    all_reduce = 1
+
+    all_reduce_coalesced = 2
+
+    reduce = 3
+
+    broadcast = 4
+
+    broadcast_coalesced = 5
+
+    all_gather = 6
+
+    all_gather_single = 7
+
+    all_gather_coalesced = 8
+
+    all_gather_single_coalesced = 9
+
+    gather = 10
+
+    scatter = 11
+
+    reduce_scatter = 12
+
+    reduce_scatter_single = 13
+
+    reduce_scatter_single_coalesced = 14
+
+    all_to_all = 15
+
+    all_to_all_single = 16
 
 class Obstacle(enum.Enum):
     """Why a call can't be handed over as it is."""
