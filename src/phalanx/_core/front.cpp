@@ -1,6 +1,5 @@
 #include "front.hpp"
 
-#include <datetime.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -14,6 +13,7 @@
 
 #include "front_calls.hpp"
 #include "front_method.hpp"
+#include "front_options.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -168,7 +168,7 @@ nb::object check_tensor(const std::string& name, nb::object tensor, bool written
 }  // namespace
 
 void bind_front(nb::module_& module) {
-  PyDateTime_IMPORT;
+  bind_options(module);
   bind_tensors(module);
   bind_checks(module);
   bind_forms(module);

@@ -1,6 +1,5 @@
 #include "front_method.hpp"
 
-#include <datetime.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <structmember.h>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "front_calls.hpp"
+#include "front_options.hpp"
 #include "shapes.hpp"
 
 namespace nb = nanobind;
@@ -80,8 +80,6 @@ constexpr Method kMethods[] = {
 struct Hooks {
   nb::object num_modes;               // () -> how many dispatch modes see calls of this thread
   nb::object profiler;                // the dict of torch.autograd.profiler
-  std::vector<PyObject*> options;     // classes of torch's options
-  std::vector<PyObject*> reduce_ops;  // classes whose hash is the number of the reduce op
   nb::object done;                    // the shared work of calls that have ended
   nb::object finished;                // (group, results) -> Work
   nb::object started;                 // (group, native group, op, results, pending, written, timeout) -> Work
@@ -98,11 +96,6 @@ struct Names {
   PyObject* front = PyUnicode_InternFromString("_front");
   PyObject* opts = PyUnicode_InternFromString("opts");
   PyObject* async_op = PyUnicode_InternFromString("async_op");
-  PyObject* async_option = PyUnicode_InternFromString("asyncOp");
-  PyObject* timeout = PyUnicode_InternFromString("timeout");
-  PyObject* reduce_op = PyUnicode_InternFromString("reduceOp");
-  PyObject* root_rank = PyUnicode_InternFromString("rootRank");
-  PyObject* root_tensor = PyUnicode_InternFromString("rootTensor");
   PyObject* profiles = PyUnicode_InternFromString("_is_profiler_enabled");
 };
 
@@ -113,10 +106,6 @@ const Names& names() {
 
 // Thrown where the Python method has to carry out the call.
 struct NotPlain {};
-
-bool is_one_of(const std::vector<PyObject*>& classes, PyObject* object) {
-  return std::find(classes.begin(), classes.end(), reinterpret_cast<PyObject*>(Py_TYPE(object))) != classes.end();
-}
 
 nb::object attribute(PyObject* object, PyObject* name) {
   nb::object found = nb::steal(PyObject_GetAttr(object, name));
@@ -144,25 +133,10 @@ void check_unwatched() {
   if (small_int(modes.ptr()) != 0) throw NotPlain{};
 }
 
-double seconds_of(PyObject* delta, double otherwise) {
-  if (!PyDelta_CheckExact(delta)) throw NotPlain{};
-  const int days = PyDateTime_DELTA_GET_DAYS(delta);
-  const int seconds = PyDateTime_DELTA_GET_SECONDS(delta);
-  const int micros = PyDateTime_DELTA_GET_MICROSECONDS(delta);
-  // What torch's options have where none was given: minus a millisecond.
-  if (days == -1 && seconds == 86399 && micros == 999000) return otherwise;
-  constexpr int kMostDays = 10000;
-  const double total = days * 86400.0 + seconds + micros / 1e6;
-  if (days > kMostDays || total <= 0) throw NotPlain{};
-  return total;
-}
-
-int reduce_op_of(PyObject* op) {
-  if (!is_one_of(hooks().reduce_ops, op)) throw NotPlain{};
-  const Py_hash_t number = PyObject_Hash(op);
-  if (number == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
-  if (number < 0 || number >= static_cast<Py_hash_t>(ReduceOp::premul_sum)) throw NotPlain{};
-  return static_cast<int>(number);
+// PREMUL_SUM has a factor, which Python reads.
+int take_reduce_op(int number) {
+  if (number < 0 || number >= static_cast<int>(ReduceOp::premul_sum)) throw NotPlain{};
+  return number;
 }
 
 // One call of a method, as far as the quick way knows it.
@@ -233,23 +207,26 @@ void QuickCall::read_keywords() {
 
 void QuickCall::read_options(PyObject* options) {
   const OpTraits& traits = traits_of(op_of(method_.form));
-  if (!is_one_of(hooks().options, options)) {
+  const bool has_root_tensor = traits.rooted && method_.spelling == Spelling::tensor;
+  CallOptions found{};
+  if (!phalanx::read_options(options, {traits.reduces, traits.rooted, has_root_tensor}, found)) {
     // group.all_reduce(tensor, ReduceOp.MAX)
     if (method_.form != Form::all_reduce) throw NotPlain{};
-    arguments_.reduce_op = reduce_op_of(options);
+    arguments_.reduce_op = take_reduce_op(reduce_op_of(options));
     return;
   }
   if (is_async_) {
-    is_async_ = attribute(options, names().async_option).is(Py_True);
+    is_async_ = found.is_async;
     returns_shared_ = !is_async_;
   }
-  timeout_ = seconds_of(attribute(options, names().timeout).ptr(), timeout_);
-  if (traits.reduces) arguments_.reduce_op = reduce_op_of(attribute(options, names().reduce_op).ptr());
-  if (traits.rooted) {
-    arguments_.root = small_int(attribute(options, names().root_rank).ptr());
-    const bool has_tensor = method_.spelling == Spelling::tensor;
-    if (has_tensor && small_int(attribute(options, names().root_tensor).ptr()) != 0) throw NotPlain{};
+  constexpr std::int64_t kNotGiven = -1, kMostMilliseconds = 1'000'000'000'000;
+  if (found.timeout_ms != kNotGiven) {
+    if (found.timeout_ms <= 0 || found.timeout_ms > kMostMilliseconds) throw NotPlain{};
+    timeout_ = static_cast<double>(found.timeout_ms) / 1000;
   }
+  if (traits.reduces) arguments_.reduce_op = take_reduce_op(found.reduce_op);
+  if (traits.rooted) arguments_.root = found.root;
+  if (has_root_tensor && found.root_tensor != 0) throw NotPlain{};
 }
 
 // The one tensor of a call: torch passes it in a list.
@@ -512,12 +489,6 @@ nb::object make_method(const std::string& name, nb::object fallback) {
   return nb::steal(reinterpret_cast<PyObject*>(made));
 }
 
-std::vector<PyObject*> kept(const std::vector<nb::object>& classes) {
-  std::vector<PyObject*> found;
-  for (const nb::object& one : classes) found.push_back(one.inc_ref().ptr());
-  return found;
-}
-
 }  // namespace
 
 std::shared_ptr<MessageTicket> message_of(const TensorView& tensor, bool sends, int peer, std::uint32_t tag) {
@@ -536,7 +507,6 @@ std::shared_ptr<MessageTicket> message_of(const TensorView& tensor, bool sends, 
 }
 
 void bind_front_method(nb::module_& module) {
-  PyDateTime_IMPORT;
   nb::class_<Front>(module, "Front", "A group's side of the front.")
       .def(
           "__init__",
@@ -556,13 +526,12 @@ void bind_front_method(nb::module_& module) {
              "A method of a group that carries out plain calls itself, and leaves others to `fallback`.");
   module.def(
       "set_hooks",
-      [](nb::object num_modes, nb::object profiler, const std::vector<nb::object>& options,
-         const std::vector<nb::object>& reduce_ops, nb::object done, nb::object finished, nb::object started,
+      [](nb::object num_modes, nb::object profiler, nb::object done, nb::object finished, nb::object started,
          nb::object messaged, nb::object explain) {
-        hooks() = {std::move(num_modes), std::move(profiler), kept(options),       kept(reduce_ops),  std::move(done),
-                   std::move(finished),  std::move(started),  std::move(messaged), std::move(explain)};
+        hooks() = {std::move(num_modes), std::move(profiler), std::move(done),   std::move(finished),
+                   std::move(started),   std::move(messaged), std::move(explain)};
       },
-      nb::kw_only(), "num_modes"_a, "profiler"_a, "options"_a, "reduce_ops"_a, "done"_a, "finished"_a, "started"_a,
+      nb::kw_only(), "num_modes"_a, "profiler"_a, "done"_a, "finished"_a, "started"_a,
       "messaged"_a, "explain"_a, "Python's side of the front. To be called once, before the first call.");
 }
 

@@ -17,12 +17,33 @@ namespace phalanx {
 
 namespace {
 
+// A method in C that takes no arguments, called without Python's machinery for calls.
+class NoArguments {
+ public:
+  NoArguments() = default;
+  explicit NoArguments(nb::object method) : method_(std::move(method)) {
+    if (!PyObject_TypeCheck(method_.ptr(), &PyMethodDescr_Type)) return;
+    const PyMethodDef* definition = reinterpret_cast<PyMethodDescrObject*>(method_.ptr())->d_method;
+    if ((definition->ml_flags & ~METH_COEXIST) == METH_NOARGS) function_ = definition->ml_meth;
+  }
+  nb::object operator()(PyObject* self) const {
+    nb::object found =
+        nb::steal(function_ != nullptr ? function_(self, nullptr) : PyObject_CallOneArg(method_.ptr(), self));
+    if (!found.is_valid()) throw nb::python_error();
+    return found;
+  }
+
+ private:
+  nb::object method_;
+  PyCFunction function_ = nullptr;
+};
+
 // What of torch the front uses. Set once, before the first call; never destroyed.
 struct Torch {
   const dlpack::ExchangeApi* api = nullptr;
   // Tensors of other classes may carry out calls themselves.
   std::vector<PyObject*> plain_classes;
-  nb::object is_neg, is_conj, untyped_storage, resizable;
+  NoArguments is_neg, is_conj, untyped_storage, resizable;
   // torch shows its dtypes below a byte as if they were of a byte. Only the dtype object tells.
   nb::object uint8, int8;
   // (name, tensor): raises, or returns (address, number of the dtype, hash of an unlisted dtype, bytes of an element,
@@ -97,12 +118,6 @@ bool is_contiguous(const std::int64_t* shape, const std::int64_t* strides, std::
   return true;
 }
 
-bool is_true(nb::handle function, PyObject* argument) {
-  const nb::object found = nb::steal(PyObject_CallOneArg(function.ptr(), argument));
-  if (!found.is_valid()) throw nb::python_error();
-  return found.is(Py_True);
-}
-
 }  // namespace
 
 std::string argument_name(const char* name, Py_ssize_t index) {
@@ -166,19 +181,17 @@ TensorView TensorReader::read_closer(PyObject* tensor, const char* name, Py_ssiz
 }
 
 bool is_plain(const TensorView& tensor) {
-  if (!tensor.contiguous || is_true(torch().is_neg, tensor.object)) return false;
+  if (!tensor.contiguous || torch().is_neg(tensor.object).is(Py_True)) return false;
   const bool is_complex =
       tensor.dtype == DType::complex32 || tensor.dtype == DType::complex64 || tensor.dtype == DType::complex128;
-  return !is_complex || !is_true(torch().is_conj, tensor.object);
+  return !is_complex || !torch().is_conj(tensor.object).is(Py_True);
 }
 
 nb::object storage_of(const TensorView& tensor) {
-  nb::object storage = nb::steal(PyObject_CallOneArg(torch().untyped_storage.ptr(), tensor.object));
-  if (!storage.is_valid()) throw nb::python_error();
-  return storage;
+  return torch().untyped_storage(tensor.object);
 }
 
-bool is_torchs_own(nb::handle storage) { return is_true(torch().resizable, storage.ptr()); }
+bool is_torchs_own(nb::handle storage) { return torch().resizable(storage.ptr()).is(Py_True); }
 
 void bind_tensors(nb::module_& module) {
   module.def(
@@ -195,10 +208,10 @@ void bind_tensors(nb::module_& module) {
         known.api = table;
         // Kept for good, like the capsule's table.
         for (const nb::object& one : plain_classes) known.plain_classes.push_back(one.inc_ref().ptr());
-        known.is_neg = std::move(is_neg);
-        known.is_conj = std::move(is_conj);
-        known.untyped_storage = std::move(untyped_storage);
-        known.resizable = std::move(resizable);
+        known.is_neg = NoArguments(std::move(is_neg));
+        known.is_conj = NoArguments(std::move(is_conj));
+        known.untyped_storage = NoArguments(std::move(untyped_storage));
+        known.resizable = NoArguments(std::move(resizable));
         known.uint8 = std::move(uint8);
         known.int8 = std::move(int8);
         known.look_closer = std::move(look_closer);

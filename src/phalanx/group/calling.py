@@ -24,8 +24,6 @@ from phalanx.group.profiling import call_range, work_of
 from phalanx.group.spellings import only
 from phalanx.group.timeouts import seconds_of
 from phalanx.group.torch_compat import (
-    OPTION_CLASSES,
-    REDUCE_OP_CLASSES,
     at_end_of_backward,
     can_dispatch,
     in_backward,
@@ -184,8 +182,6 @@ def _explain(
 _native.set_hooks(
     num_modes=num_dispatch_modes,
     profiler=vars(profiler),
-    options=OPTION_CLASSES,
-    reduce_ops=REDUCE_OP_CLASSES,
     done=DONE,
     finished=_finished,
     started=_started,

@@ -34,10 +34,12 @@ from torch.distributed.distributed_c10d import GroupName, _World
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
 
+from phalanx import _native
+
 __all__ = [
+    "LEARNED_OPTIONS",
     "NOT_GIVEN",
     "OPTION_CLASSES",
-    "REDUCE_OP_CLASSES",
     "UNSET_TIMEOUT",
     "GroupName",
     "OwnWorlds",
@@ -54,6 +56,7 @@ __all__ = [
     "num_dispatch_modes",
     "profiler",
     "reduce_op_of",
+    "sample_options",
     "without_name",
 ]
 
@@ -90,8 +93,9 @@ def _number_by_value(op: Any) -> int:
 # The hash of both classes is the number, and is the quickest way to it; only if that should change, the slow way.
 _hash_is_number = all(hash(ReduceOp(kind)) == hash(kind) == kind.value for kind in _KINDS)
 _number_of: Callable[[Any], int] = hash if _hash_is_number else _number_by_value
-# Those whose number the native front reads.
-REDUCE_OP_CLASSES: list[type] = list(_REDUCE_OP_CLASSES) if _hash_is_number else []
+# Where it changes, the native front leaves reductions to Python.
+_native.set_reduce_ops(list(_REDUCE_OP_CLASSES) if _hash_is_number else [])
+
 # What torch's functions pass to the methods of a group.
 OPTION_CLASSES: list[type] = [
     getattr(distributed_c10d, name)
@@ -108,6 +112,30 @@ OPTION_CLASSES: list[type] = [
         "ScatterOptions",
     )
 ]
+
+
+def sample_options(kind: type, number: int) -> Any:
+    """Options whose fields differ from those of another number."""
+    options = kind()
+    options.timeout = timedelta(milliseconds=1001 + 7 * number)
+    options.asyncOp = number % 3 == 0
+    for name, value in (("rootRank", 5 + 3 * number), ("rootTensor", 11 + 5 * number)):
+        if hasattr(options, name):
+            setattr(options, name, value)
+    if hasattr(options, "reduceOp"):
+        options.reduceOp = (ReduceOp.MAX, ReduceOp.SUM, ReduceOp.AVG, ReduceOp.BXOR, ReduceOp.PRODUCT)[number % 5]
+    return options
+
+
+def _learn_options(num_samples: int = 16) -> dict[type, dict[str, bool]]:
+    return {
+        kind: _native.learn_options(kind, [sample_options(kind, number) for number in range(num_samples)])
+        for kind in OPTION_CLASSES
+    }
+
+
+# Which fields the native front reads from memory.
+LEARNED_OPTIONS = _learn_options()
 
 
 def default_group() -> ProcessGroup | None:
