@@ -239,6 +239,7 @@ def test_ranks_of_a_group_in_another_order(tmp_path: Path, caplog: pytest.LogCap
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:BComplex32 support is experimental:UserWarning")
 def test_every_dtype_has_the_name_that_torch_gives_it() -> None:
     for dtype in REDUCIBLE:
         name = str(dtype).removeprefix("torch.")

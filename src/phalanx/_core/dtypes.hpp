@@ -86,6 +86,7 @@ inline constexpr std::array kDTypes{
     DTypeTraits{"uint5", 1},
     DTypeTraits{"uint6", 1},
     DTypeTraits{"uint7", 1},
+    DTypeTraits{"bcomplex32", 4},
 };
 // The first of them have arithmetic, but for `none`.
 inline constexpr std::size_t kNumReducible = static_cast<std::size_t>(DType::complex32) + 1;

@@ -60,6 +60,7 @@ _C10_NAMES = {
     "qint8": "QInt8",
     "quint8": "QUInt8",
     "qint32": "QInt32",
+    "bcomplex32": "BComplex32",
 } | {f"uint{bits}": f"UInt{bits}" for bits in range(1, 8)}
 
 
