@@ -597,6 +597,23 @@ DEVICES: tuple[str, ...]
 
 ENGINES: tuple[str, ...]
 
+def set_reduce_ops(classes: Sequence[object]) -> None:
+    """
+    Classes whose hash is the number of the reduce op. To be called before `learn_options`.
+    """
+
+def learn_options(type: type, samples: Sequence[object]) -> dict[str, bool]:
+    """
+    Takes a class for one of torch's options. Returns whether each of its fields is read from memory.
+    """
+
+def read_options(
+    options: object, reduce_op: bool, root: bool, root_tensor: bool
+) -> tuple[int, bool, int, int, int] | None:
+    """
+    For tests: timeout in milliseconds, asynchronous or not, reduce op, root, root tensor.
+    """
+
 def set_torch(
     api: object,
     plain_classes: Sequence[object],
@@ -798,8 +815,6 @@ def set_hooks(
     *,
     num_modes: object,
     profiler: object,
-    options: Sequence[object],
-    reduce_ops: Sequence[object],
     done: object,
     finished: object,
     started: object,

@@ -78,13 +78,13 @@ constexpr Method kMethods[] = {
 
 // Python's side of the front. Set once; never destroyed.
 struct Hooks {
-  nb::object num_modes;               // () -> how many dispatch modes see calls of this thread
-  nb::object profiler;                // the dict of torch.autograd.profiler
-  nb::object done;                    // the shared work of calls that have ended
-  nb::object finished;                // (group, results) -> Work
-  nb::object started;                 // (group, native group, op, results, pending, written, timeout) -> Work
-  nb::object messaged;                // (group, native group, op, tensor, pending, peer, timeout) -> Work
-  nb::object explain;                 // (group, native group, op, result, seq, timeout) -> an exception
+  nb::object num_modes;  // () -> how many dispatch modes see calls of this thread
+  nb::object profiler;   // the dict of torch.autograd.profiler
+  nb::object done;       // the shared work of calls that have ended
+  nb::object finished;   // (group, results) -> Work
+  nb::object started;    // (group, native group, op, results, pending, written, timeout) -> Work
+  nb::object messaged;   // (group, native group, op, tensor, pending, peer, timeout) -> Work
+  nb::object explain;    // (group, native group, op, result, seq, timeout) -> an exception
 };
 
 Hooks& hooks() {
@@ -531,8 +531,8 @@ void bind_front_method(nb::module_& module) {
         hooks() = {std::move(num_modes), std::move(profiler), std::move(done),   std::move(finished),
                    std::move(started),   std::move(messaged), std::move(explain)};
       },
-      nb::kw_only(), "num_modes"_a, "profiler"_a, "done"_a, "finished"_a, "started"_a,
-      "messaged"_a, "explain"_a, "Python's side of the front. To be called once, before the first call.");
+      nb::kw_only(), "num_modes"_a, "profiler"_a, "done"_a, "finished"_a, "started"_a, "messaged"_a, "explain"_a,
+      "Python's side of the front. To be called once, before the first call.");
 }
 
 }  // namespace phalanx

@@ -187,9 +187,7 @@ bool is_plain(const TensorView& tensor) {
   return !is_complex || !torch().is_conj(tensor.object).is(Py_True);
 }
 
-nb::object storage_of(const TensorView& tensor) {
-  return torch().untyped_storage(tensor.object);
-}
+nb::object storage_of(const TensorView& tensor) { return torch().untyped_storage(tensor.object); }
 
 bool is_torchs_own(nb::handle storage) { return torch().resizable(storage.ptr()).is(Py_True); }
 
