@@ -53,11 +53,11 @@ Result run_shape(Group& group, const Shape& shape, std::chrono::nanoseconds time
         break;
       case Op::reduce_scatter:
       case Op::all_to_all:
-        request.in.cut({all_in}, size);
-        shape.op == Op::all_to_all ? request.out.cut({all_out}, size) : request.out.add_block(&one_out, 1);
+        request.in.cut(&all_in, 1, size);
+        shape.op == Op::all_to_all ? request.out.cut(&all_out, 1, size) : request.out.add_block(&one_out, 1);
         break;
       case Op::scatter:
-        if (is_root) request.in.cut({all_in}, size);
+        if (is_root) request.in.cut(&all_in, 1, size);
         request.out.add_block(&one_out, 1);
         break;
       case Op::all_gather:
@@ -65,7 +65,7 @@ Result run_shape(Group& group, const Shape& shape, std::chrono::nanoseconds time
       case Op::merge_remote_group:
       case Op::gather:
         request.in.add_block(&one_in, 1);
-        if (is_root || shape.op != Op::gather) request.out.cut({all_out}, size);
+        if (is_root || shape.op != Op::gather) request.out.cut(&all_out, 1, size);
         break;
       case Op::all_reduce:
       case Op::reduce:

@@ -186,7 +186,7 @@ Memory Memory::part(const Memory& whole, std::size_t block) {
 
 void Memory::describe(Blocks& blocks) const {
   blocks.clear();
-  if (!cut_.empty()) return blocks.cut(cut_, blocks_.size());
+  if (!cut_.empty()) return blocks.cut(cut_.data(), cut_.size(), blocks_.size());
   for (const std::vector<Piece>& pieces : blocks_) blocks.add_block(pieces.data(), pieces.size());
 }
 

@@ -20,12 +20,12 @@ void Blocks::add_block(const Piece* pieces, std::size_t num_pieces) {
   sizes_.push_back(size);
 }
 
-void Blocks::cut(const std::vector<Piece>& pieces, std::size_t num) {
+void Blocks::cut(const Piece* pieces, std::size_t num_pieces, std::size_t num) {
   for (std::size_t block = 0; block < num; ++block) {
     std::uint64_t size = 0;
-    for (const Piece& piece : pieces) {
-      const std::uint64_t part = piece.size / num;
-      pieces_.push_back({piece.data + block * part, part});
+    for (std::size_t i = 0; i < num_pieces; ++i) {
+      const std::uint64_t part = pieces[i].size / num;
+      pieces_.push_back({pieces[i].data + block * part, part});
       size += part;
     }
     first_.push_back(pieces_.size());

@@ -20,7 +20,7 @@ class Blocks {
   // The pieces of the next block, in order.
   void add_block(const Piece* pieces, std::size_t num_pieces);
   // Every piece is cut into `num` equal parts; block b is part b of each.
-  void cut(const std::vector<Piece>& pieces, std::size_t num);
+  void cut(const Piece* pieces, std::size_t num_pieces, std::size_t num);
 
   std::size_t num() const noexcept { return sizes_.size(); }
   bool empty() const noexcept { return sizes_.empty(); }

@@ -14,6 +14,7 @@
 #include "front_calls.hpp"
 #include "front_method.hpp"
 #include "front_options.hpp"
+#include "front_quick.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -137,7 +138,9 @@ nb::object describe_call(Form form, int rank, int size, nb::object output, nb::o
   Arguments arguments{output, input, reduce_op, factor, root, std::move(output_splits), std::move(input_splits)};
   TensorReader reader(Unknown::look_closer);
   try {
-    return nb::cast(arrange(form, arguments, rank, size, reader).call);
+    Arranged made;
+    arrange(form, arguments, rank, size, reader, made);
+    return nb::cast(made.call);
   } catch (Problem& problem) {
     return nb::cast(std::move(problem));
   }

@@ -29,6 +29,11 @@ class Memory {
   const std::vector<Piece>& written() const noexcept { return written_; }
   // A Python object that keeps the storages.
   nanobind::object keep() const;
+  // For another call.
+  void clear() noexcept {
+    storages_.clear();
+    written_.clear();
+  }
   // Describes the call and gives it its memory.
   void fill(Request& request, const Arranged& arranged, int size) const;
 

@@ -15,10 +15,10 @@ namespace {
 // One call that is being arranged.
 class Arranging {
  public:
-  Arranging(const Arguments& arguments, int rank, int size, TensorReader& reader)
-      : arguments_(arguments), rank_(rank), size_(size), reader_(reader) {}
+  Arranging(const Arguments& arguments, int rank, int size, TensorReader& reader, Arranged& made)
+      : arguments_(arguments), rank_(rank), size_(size), reader_(reader), made_(made) {}
 
-  Arranged arrange(Form form);
+  void arrange(Form form);
 
  private:
   using Numels = std::vector<std::int64_t>;
@@ -60,7 +60,7 @@ class Arranging {
   const int rank_;
   const int size_;
   TensorReader& reader_;
-  Arranged made_;
+  Arranged& made_;
 };
 
 constexpr std::uint64_t kMultiplier = 0xff51afd7ed558ccd;
@@ -368,7 +368,7 @@ void Arranging::describe_shape() {
   }
 }
 
-Arranged Arranging::arrange(Form form) {
+void Arranging::arrange(Form form) {
   switch (form) {
     case Form::barrier:
       break;
@@ -422,34 +422,41 @@ Arranged Arranging::arrange(Form form) {
       break;
   }
   describe_shape();
-  return std::move(made_);
 }
 
 }  // namespace
 
 void Side::fill(Blocks& blocks, int num_ranks) const {
   blocks.clear();
-  if (cut == Cut::nothing) return;
   const auto num = static_cast<std::size_t>(num_ranks);
-  std::vector<Piece> pieces;
-  pieces.reserve(cut == Cut::sized ? sizes.size() : tensors.size());
+  if (cut == Cut::nothing) return;
   if (cut == Cut::sized) {
-    std::byte* data = tensors[0].data;
+    Piece piece{tensors[0].data, 0};
     for (const std::int64_t size : sizes) {
-      pieces.push_back({data, static_cast<std::uint64_t>(size) * tensors[0].width});
-      data += pieces.back().size;
+      piece.size = static_cast<std::uint64_t>(size) * tensors[0].width;
+      blocks.add_block(&piece, 1);
+      piece.data += piece.size;
     }
-  } else {
-    for (const TensorView& tensor : tensors) pieces.push_back(tensor.piece());
+    return;
   }
-  if (cut == Cut::evenly) return blocks.cut(pieces, num);
+  if (tensors.size() == 1 || (cut == Cut::listed && tensors.size() == num)) {
+    for (const TensorView& tensor : tensors) {
+      const Piece piece = tensor.piece();
+      cut == Cut::evenly ? blocks.cut(&piece, 1, num) : blocks.add_block(&piece, 1);
+    }
+    return;
+  }
+  std::vector<Piece> pieces;
+  pieces.reserve(tensors.size());
+  for (const TensorView& tensor : tensors) pieces.push_back(tensor.piece());
+  if (cut == Cut::evenly) return blocks.cut(pieces.data(), pieces.size(), num);
   const std::size_t num_blocks = cut == Cut::whole ? 1 : num;
   const std::size_t each = pieces.size() / num_blocks;
   for (std::size_t block = 0; block < num_blocks; ++block) blocks.add_block(pieces.data() + block * each, each);
 }
 
-Arranged arrange(Form form, const Arguments& arguments, int rank, int size, TensorReader& reader) {
-  return Arranging(arguments, rank, size, reader).arrange(form);
+void arrange(Form form, const Arguments& arguments, int rank, int size, TensorReader& reader, Arranged& made) {
+  Arranging(arguments, rank, size, reader, made).arrange(form);
 }
 
 void bind_forms(nb::module_& module) {

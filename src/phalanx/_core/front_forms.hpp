@@ -89,6 +89,11 @@ struct Side {
   std::vector<std::int64_t> sizes;
 
   void fill(Blocks& blocks, int num_ranks) const;
+  void clear() noexcept {
+    tensors.clear();
+    cut = Cut::nothing;
+    sizes.clear();
+  }
 };
 
 // A call whose arguments are right. An op in place has its tensors in `in` alone.
@@ -97,10 +102,17 @@ struct Arranged {
   Side in;
   Side out;
   bool writes_input = false;
+
+  void clear() noexcept {
+    call = Description();
+    in.clear();
+    out.clear();
+    writes_input = false;
+  }
 };
 
-// With the GIL held. Throws Problem; UnknownTensor as the reader does.
-Arranged arrange(Form form, const Arguments& arguments, int rank, int size, TensorReader& reader);
+// With the GIL held. Throws Problem; UnknownTensor as the reader does. `made` is empty, and may have been used before.
+void arrange(Form form, const Arguments& arguments, int rank, int size, TensorReader& reader, Arranged& made);
 
 void bind_forms(nanobind::module_& module);
 

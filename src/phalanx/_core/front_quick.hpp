@@ -1,0 +1,68 @@
+// Plain calls in the spellings that torch uses: read, checked, described and handed over.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <string_view>
+
+#include "front_calls.hpp"
+
+namespace phalanx {
+
+// A group's side of the front, for Python. Closed when the rank leaves the group.
+struct Front {
+  nanobind::object object;  // the native group
+  Group* group = nullptr;
+  double timeout = 0;       // of calls that have none of their own
+  int copies = 0;           // calls in flight that write to copies of tensors
+  bool coalescing = false;  // a coalescing manager collects the works of calls
+};
+
+// How torch passes the arguments of a method: tensors in lists, the options last.
+enum class Spelling : std::uint8_t {
+  options,              // (opts)
+  tensor,               // ([tensor], opts)
+  tensors,              // (tensors, opts)
+  output_input,         // (output, input, opts)
+  outputs_inputs,       // (outputs, inputs, opts)
+  outputs_tensor,       // ([outputs], [tensor], opts)
+  tensor_inputs,        // ([tensor], [inputs], opts)
+  output_input_splits,  // (output, input, output_splits, input_splits, opts)
+  send,                 // ([tensor], peer, tag)
+  recv,                 // ([tensor], peer, tag)
+  recv_any,             // ([tensor], tag)
+};
+
+struct Method {
+  std::string_view name;
+  Spelling spelling;
+  Form form;
+};
+
+// Python's side of the front. Set once; never destroyed.
+struct Hooks {
+  nanobind::object num_modes;  // () -> how many dispatch modes see calls of this thread
+  nanobind::object profiler;   // the dict of torch.autograd.profiler
+  nanobind::object done;       // the shared work of calls that have ended
+  nanobind::object finished;   // (group, results) -> Work
+  nanobind::object started;    // (group, native group, op, results, pending, written, timeout) -> Work
+  nanobind::object messaged;   // (group, native group, op, tensor, pending, peer, timeout) -> Work
+  nanobind::object explain;    // (group, native group, op, result, seq, timeout) -> an exception
+};
+
+Hooks& hooks();
+
+// Thrown where the Python method has to carry out the call.
+struct NotPlain {};
+
+// nullptr where there is none of that name.
+const Method* find_method(std::string_view name);
+// Carries out a call of a method of the group `self`. `num` arguments come by position, then those of `keywords`.
+// Throws NotPlain, UnknownTensor or Problem where the call is not plain, and Python's exceptions.
+nanobind::object carry_out_plain(const Method& method, PyObject* self, PyObject* const* args, Py_ssize_t num,
+                                 PyObject* keywords);
+
+// One side of a message, as the core takes it.
+std::shared_ptr<MessageTicket> message_of(const TensorView& tensor, bool sends, int peer, std::uint32_t tag);
+
+}  // namespace phalanx
