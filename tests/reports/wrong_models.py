@@ -64,7 +64,7 @@ def another_way_back(rank: int, world: World) -> None:
       Next: make the ranks issue the same calls in the same order; this group can't be used any more
     """
     weight = torch.ones(2, requires_grad=True)
-    loss = differentiable.all_reduce(weight).sum()
+    loss = differentiable.all_reduce(weight).sum()  # before
     if rank == 1:
         dist.barrier()  # two
     loss.backward()  # one

@@ -94,8 +94,9 @@ def _codes_of_call(path: Path, call: ast.Call) -> Iterator[str]:
     if function == "Report":
         yield from (f"MISMATCH:{text}" for text in _capitals(call.args[0]))
     elif path.parts[0] in ("collectives", "group") and path.stem != "torch_compat" and len(call.args) > 2:
-        # fail(info, op, "ROOT", …) and its like.
-        yield from (f"INVALID:{text}" for text in _capitals(call.args[2]))
+        # fail(info, op, "ROOT", …) and its like; Refusal("ROOT", …) of a problem, and its like.
+        place = 0 if path.stem in ("problems", "checks") and function in ("Refusal", "_Unfit") else 2
+        yield from (f"INVALID:{text}" for text in _capitals(call.args[place]))
 
 
 def test_codes_are_put_together_where_this_test_looks_for_them() -> None:

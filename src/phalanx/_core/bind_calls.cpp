@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <utility>
@@ -42,6 +43,26 @@ bool on_main_thread() {
   }
   return is_main;
 }
+
+// The generation of forks in which the main thread is in a call of ours, plus 1; 0: it is in none. Others ask where it
+// is, and plain calls have no Python frame that would tell.
+std::atomic<std::uint32_t> main_thread_in_call{0};
+
+class InCall {
+ public:
+  InCall() : counts_(on_main_thread()), before_(counts_ ? main_thread_in_call.load(std::memory_order_relaxed) : 0) {
+    if (counts_) main_thread_in_call.store(fork_generation() + 1, std::memory_order_relaxed);
+  }
+  ~InCall() {
+    if (counts_) main_thread_in_call.store(before_, std::memory_order_relaxed);
+  }
+  InCall(const InCall&) = delete;
+  InCall& operator=(const InCall&) = delete;
+
+ private:
+  const bool counts_;
+  const std::uint32_t before_;
+};
 
 // When to come back for signals.
 Clock::time_point next_look() { return on_main_thread() ? Clock::now() + kBetweenSignals : Clock::time_point::max(); }
@@ -137,6 +158,7 @@ class LongWait {
 // Waits for a call whose memory may be gone when this returns.
 Result carry_out(Group& group, const std::shared_ptr<CallTicket>& ticket) {
   const Within within(group);
+  const InCall in_call;
   CallQueue& calls = group.calls();
   LongWait watch(group.member(), group.token, *ticket, ticket->request.op, ticket->made);
   bool submitted = false;
@@ -199,6 +221,7 @@ class Pending {
   int source() const noexcept { return ticket_->source.load(std::memory_order_relaxed); }
 
   Result wait(double timeout) const {
+    const InCall in_call;
     const auto until = timeout < 0 ? Clock::time_point::max() : after(timeout);
     LongWait watch(*member_, token_, *ticket_, op_, Clock::now());
     while (result() == Result::pending) {
@@ -306,6 +329,10 @@ void bind_calls(nb::module_& module, nb::class_<Group>& group) {
       .def_prop_ro("is_over", [](const Pending& self) { return self.result() != Result::pending; })
       .def_prop_ro("seq", &Pending::seq)
       .def_prop_ro("source", &Pending::source);
+  module.def(
+      "main_thread_in_call",
+      [] { return main_thread_in_call.load(std::memory_order_relaxed) == fork_generation() + 1; },
+      "Whether the main thread waits in a call of ours.");
   module.def("next_completion", &next_completion);
   module.def("leave_completions", [] { completions().leave(); });
   module.def("push_completion", [](std::uint64_t token) { completions().push(token); });

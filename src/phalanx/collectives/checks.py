@@ -84,14 +84,20 @@ def describe(
             reduce_op=reduce_op if isinstance(reduce_op, int) and abs(reduce_op) < 2**31 else NO_REDUCE_OP,
             factor=factor,
             root=root if type(root) is int and 0 <= root < info.size else NO_ROOT,
-            output_splits=output_splits,
-            input_splits=input_splits,
+            output_splits=_in_64_bits(output_splits),
+            input_splits=_in_64_bits(input_splits),
         )
     except _Unfit as unfit:
         raise _invalid(info, op, unfit.refusal) from None
     if isinstance(found, _native.Problem):
-        raise _invalid(info, op, problems.explain(found, info, op, Asked(root, reduce_op, factor)))
+        asked = Asked(root, reduce_op, factor, output_splits, input_splits)
+        raise _invalid(info, op, problems.explain(found, info, op, asked))
     return found
+
+
+def _in_64_bits(numbers: Sequence[int]) -> list[int]:
+    """Numbers that the core can take: those that are too large for it are too large for a tensor, too."""
+    return [max(-1, min(number, 2**63 - 1)) for number in numbers]
 
 
 def check_tensor(info: GroupInfo, op: str, name: str, tensor: Any, *, written: bool = False) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,8 @@ class Asked(NamedTuple):
     root: object = None
     reduce_op: int = 0
     factor: float = 1.0
+    output_splits: Sequence[int] = ()
+    input_splits: Sequence[int] = ()
 
 
 class Refusal(NamedTuple):
@@ -125,10 +127,10 @@ def _wrong_splits(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> R
 
 def _wrong_sum(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
     name, tensor = problem.name, problem.other
+    splits = asked.output_splits if tensor == "output" else asked.input_splits
     return Refusal(
         "SIZE",
-        f"expected {name} of at least 0 that add up to the {problem.expected} rows of {tensor}, "
-        f"got {list(problem.got)}",
+        f"expected {name} of at least 0 that add up to the {problem.expected} rows of {tensor}, got {list(splits)}",
         f"make {name} add up to {tensor}.shape[0]",
     )
 

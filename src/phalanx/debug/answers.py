@@ -49,13 +49,14 @@ class Whereabouts(NamedTuple):
         return cls(in_call == "1", where, stack)
 
 
-def describe_frame(frame: FrameType | None) -> Whereabouts:
+def describe_frame(frame: FrameType | None, in_core: bool = False) -> Whereabouts:
+    """`in_core`: its thread waits in the native core, which may have no frame of ours."""
     entries: list[traceback.FrameSummary] = [] if frame is None else list(traceback.extract_stack(frame))
     own = [number for number in range(len(entries)) if _is_own(entries, number)]
     if not own:
         return Whereabouts(False, "", [_describe(entry) for entry in entries[-_MOST_FRAMES:]])
     below = list(itertools.takewhile(lambda entry: not is_ours(entry.filename), entries[own[-1] + 1 :]))
-    in_call = own[-1] + 1 + len(below) < len(entries)
+    in_call = in_core or own[-1] + 1 + len(below) < len(entries)
     # What we do in a call does not matter, nor torch's way to it, nor how the program was started.
     above = itertools.dropwhile(lambda entry: _is_start(entry.filename), entries[: own[-1] + 1])
     stack = [*above, *([] if in_call else below)]
@@ -118,7 +119,8 @@ def _run(on_note: OnNote) -> None:
                 on_note()
             if asked:
                 main = threading.main_thread().ident or 0
-                _native.answer(describe_frame(sys._current_frames().get(main)).pack())
+                in_core = _native.main_thread_in_call()
+                _native.answer(describe_frame(sys._current_frames().get(main), in_core).pack())
         except Exception:
             # An observer that fails is silent from then on; the program is not to suffer.
             logger.info("the thread that answers peers has failed, process %d", os.getpid(), exc_info=True)

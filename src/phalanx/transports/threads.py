@@ -298,7 +298,7 @@ class ThreadsTransport:
         what: tuple[object, ...]
         if call is not None:
             description = call.description
-            what = (description.root, description.reduce_op, description.dtype, description.count)
+            what = (description.root, description.reduce_op, _dtype_of(call), description.count)
         else:
             assert ticket.tensor is not None
             what = (ticket.peer, ticket.tag, ticket.tensor.dtype, ticket.tensor.numel())
@@ -458,3 +458,8 @@ class ThreadsPending:
     def make_future(self, wait: Callable[[], None]) -> Future[Any]:
         scheduler, owner = self._transport.scheduler, self._ticket.owner
         return SharedTurnFuture(wait, scheduler.pause, partial(scheduler.interrupt, owner))
+
+
+def _dtype_of(call: Call) -> torch.dtype | None:
+    tensors = call.tensors()
+    return tensors[0].dtype if tensors else None
