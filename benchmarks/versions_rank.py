@@ -13,7 +13,7 @@ from collections.abc import Callable
 _FOLDER = os.environ["PHALANX_VERSION_AT"]
 if _FOLDER:
     # An editable install puts a finder of its own before the path.
-    sys.meta_path[:] = [finder for finder in sys.meta_path if "ditable" not in type(finder).__name__]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "_editable" not in type(finder).__module__]
     sys.path.insert(0, _FOLDER)
 
 import torch  # noqa: E402  # after the path is set
