@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 from phalanx import _native
 
@@ -52,3 +53,6 @@ def test_requests_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=told):
             _native.run_call(group, call, None, None, 1.0)
+    for sends, peer, tag in ((True, 1, 0), (True, _native.ANY_SOURCE, 0), (False, -2, 0), (False, 0, -1)):
+        with pytest.raises(ValueError, match="not a peer"):
+            _native.start_message(group, sends, torch.zeros(1), peer, tag, 1.0)

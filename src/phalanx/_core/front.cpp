@@ -73,41 +73,45 @@ Arranged arranged_of(const Description& call, nb::handle inputs, nb::handle outp
   return arranged;
 }
 
-Handed run(Group& group, const Description& call, nb::handle inputs, nb::handle outputs, double timeout) {
-  check_call(group, call);
-  TensorReader reader(Unknown::look_closer);
-  const Arranged arranged = arranged_of(call, inputs, outputs, reader);
+// A call that Python has normalised, with its memory.
+struct Normalised {
+  Normalised(const Group& group, const Description& call, nb::handle inputs, nb::handle outputs) {
+    check_call(group, call);
+    TensorReader reader(Unknown::look_closer);
+    arranged = arranged_of(call, inputs, outputs, reader);
+    obstacle = memory.take(arranged, group.rank(), group.size());
+  }
+  Arranged arranged;
   Memory memory;
-  Handed handed;
-  handed.obstacle = memory.take(arranged, group.rank(), group.size());
-  if (handed.obstacle != Obstacle::none) return handed;
+  Obstacle obstacle;
+};
+
+Handed run(Group& group, const Description& call, nb::handle inputs, nb::handle outputs, double timeout) {
+  const Normalised made(group, call, inputs, outputs);
+  if (made.obstacle != Obstacle::none) return {made.obstacle};
   const auto ticket = ticket_of_thread();
-  memory.fill(ticket->request, arranged, group.size());
+  made.memory.fill(ticket->request, made.arranged, group.size());
   const Outcome outcome = run_call(group, ticket, timeout);
-  handed.result = outcome.result;
-  handed.seq = outcome.seq;
-  return handed;
+  return {Obstacle::none, outcome.result, outcome.seq};
 }
 
 Handed start(Group& group, const Description& call, nb::handle inputs, nb::handle outputs, double timeout) {
-  check_call(group, call);
-  TensorReader reader(Unknown::look_closer);
-  const Arranged arranged = arranged_of(call, inputs, outputs, reader);
-  Memory memory;
-  Handed handed;
-  handed.obstacle = memory.take(arranged, group.rank(), group.size());
-  if (handed.obstacle != Obstacle::none) return handed;
+  const Normalised made(group, call, inputs, outputs);
+  if (made.obstacle != Obstacle::none) return {made.obstacle};
   auto ticket = std::make_shared<CallTicket>();
-  memory.fill(ticket->request, arranged, group.size());
-  Started started = start_call(group, std::move(ticket), timeout, memory.keep());
-  handed.result = started.result;
+  made.memory.fill(ticket->request, made.arranged, group.size());
+  Started started = start_call(group, std::move(ticket), timeout, made.memory.keep());
+  Handed handed{Obstacle::none, started.result, 0};
   if (started.pending.is_valid()) handed.pending = std::move(started.pending);
-  handed.written = memory.written();
+  handed.written = made.memory.written();
   return handed;
 }
 
 // `tensor` lies in plain memory.
 Handed message(Group& group, bool sends, nb::handle tensor, int peer, std::int64_t tag, double timeout) {
+  if (peer >= group.size() || (peer < 0 && (sends || peer != kAnySource)) || tag < 0 || tag > INT32_MAX) {
+    throw std::invalid_argument("not a peer of the group, or not a tag");
+  }
   TensorReader reader(Unknown::look_closer);
   const TensorView view = reader.read(tensor.ptr(), "tensor");
   Handed handed;
