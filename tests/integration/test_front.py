@@ -86,7 +86,7 @@ def test_plain_calls_have_no_python_frame(
     assert name in _IN_PLACE or torch.equal(other, one)
 
 
-@pytest.mark.parametrize("name", _calls(torch.zeros(1), torch.zeros(1)).keys() - {"barrier"})
+@pytest.mark.parametrize("name", [name for name in _calls(torch.zeros(1), torch.zeros(1)) if name != "barrier"])
 def test_strided_tensors_take_the_other_way(group: ProcessGroup, python_calls: list[str], name: str) -> None:
     one, other = torch.arange(12.0)[::2], torch.zeros(12)[::2]
     _calls(one, other)[name]()
