@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import os
+import pickle
+import signal
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -11,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import until
 from torch import Tensor
 
 from phalanx import ProcessGroup, _native
@@ -208,3 +214,94 @@ def test_objects_of_other_classes_are_not_options() -> None:
     assert _native.read_options(object(), False, False, False) is None
     assert _native.read_options(timedelta(seconds=1), False, False, False) is None
     assert _native.read_options(dist.BarrierOptions(), True, False, False) is None
+
+
+# Lists and modes that change what a call is made of while it is made.
+
+
+class _Interferes(torch.overrides.TorchFunctionMode):
+    """Runs code where the front asks torch for something."""
+
+    def __init__(self, name: str, act: Callable[[], Any]) -> None:
+        super().__init__()
+        self.name, self.act = name, act
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == self.name:
+            instead = self.act()
+            if instead is not None:
+                return instead
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_tensors_are_kept_where_their_list_is_emptied(group: ProcessGroup, async_op: bool) -> None:
+    outputs = [torch.zeros(3)]
+    with _Interferes("is_neg", outputs.clear):
+        work = group.all_gather(outputs, torch.ones(3), async_op=async_op)
+    work.wait()
+    assert outputs == []
+    assert torch.equal(work.result()[0], torch.ones(3))
+
+
+def test_a_list_of_lists_that_shrinks_is_refused() -> None:
+    class Shrinks(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            lists.clear()
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+    lists: list[list[Tensor]] = []
+    tensor = torch.zeros(2).as_subclass(Shrinks)
+    lists += [[tensor], [torch.zeros(2)]]
+    found = _native.describe_call(_native.Form.all_gather_coalesced, 0, 2, output=lists, source=[torch.zeros(2)])
+    assert isinstance(found, _native.Problem)
+    assert found.kind is _native.ProblemKind.no_lists
+
+
+def test_a_storage_of_another_class_is_not_taken_for_one(group: ProcessGroup) -> None:
+    with _Interferes("untyped_storage", object), pytest.raises(TypeError, match="resizable"):
+        group.all_reduce(torch.ones(3), async_op=False)
+
+
+def test_a_signal_handler_is_not_in_the_call(group: ProcessGroup) -> None:
+    """Peers ask where this rank is: its main thread waits in a call, or is in its own code."""
+    tensor, in_handler = torch.zeros(1), []
+
+    def handle(*_: object) -> None:
+        in_handler.append(_native.main_thread_in_call())
+
+    def look_and_send() -> None:
+        until(_native.main_thread_in_call, "the main thread waits")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        until(lambda: in_handler != [], "the handler runs")
+        group.send([torch.ones(1)], 0, 0)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    thread = threading.Thread(target=look_and_send)
+    try:
+        work = group.recv([tensor], 0, 0)
+        thread.start()
+        work.wait()
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert in_handler == [False]
+    assert tensor.item() == 1
+    assert not _native.main_thread_in_call()
+
+
+def test_methods_are_pickled_by_name_and_can_be_referred_to_weakly(group: ProcessGroup) -> None:
+    assert pickle.loads(pickle.dumps(ProcessGroup.all_reduce)) is ProcessGroup.all_reduce
+    assert weakref.WeakMethod(group.all_reduce)() == group.all_reduce
+
+
+def test_a_send_that_has_ended_is_shared_in_both_spellings(group: ProcessGroup, python_calls: list[str]) -> None:
+    tensor = torch.ones(1)
+    spellings: list[Any] = [[tensor], (tensor,)]
+    works = [group.send(tensors, 0, 0) for tensors in spellings]
+    assert python_calls == ["send"]
+    assert works[0] is works[1]
+    assert group.send(tensor, 0, 0).result()[0] is tensor
+    for _ in range(3):
+        group.recv([tensor], 0, 0).wait()

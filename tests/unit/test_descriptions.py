@@ -30,7 +30,7 @@ def test_the_traits_of_ops() -> None:
     assert _ops("in_place") == {"all_reduce", "reduce"}
     assert _ops("shared_result") == {"all_reduce", "broadcast", "all_gather", "split_group", "merge_remote_group"}
     assert _ops("exchanges_sizes") == {"all_to_all"}
-    assert _ops("counts_outputs") == {"scatter", "reduce_scatter"}
+    assert _ops("shape_of_outputs") == {"scatter", "reduce_scatter"}
 
 
 def test_who_waits_for_whom() -> None:

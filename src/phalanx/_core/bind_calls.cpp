@@ -44,7 +44,7 @@ bool on_main_thread() {
   return is_main;
 }
 
-// The generation of forks in which the main thread is in a call of ours, plus 1; 0: it is in none. Others ask where it
+// The generation of forks in which the main thread waits in a call of ours, plus 1; 0: it does not. Peers ask where it
 // is, and plain calls have no Python frame that would tell.
 std::atomic<std::uint32_t> main_thread_in_call{0};
 
@@ -158,13 +158,13 @@ class LongWait {
 // Waits for a call whose memory may be gone when this returns.
 Result carry_out(Group& group, const std::shared_ptr<CallTicket>& ticket) {
   const Within within(group);
-  const InCall in_call;
   CallQueue& calls = group.calls();
   LongWait watch(group.member(), group.token, *ticket, ticket->request.op, ticket->made);
   bool submitted = false;
   while (true) {
     Result result;
     {
+      const InCall in_call;
       WithoutGil without;
       if (!std::exchange(submitted, true)) calls.submit(ticket, Handing::waited_for);
       result = calls.wait(*ticket, std::min(next_look(), watch.at()));
@@ -221,11 +221,11 @@ class Pending {
   int source() const noexcept { return ticket_->source.load(std::memory_order_relaxed); }
 
   Result wait(double timeout) const {
-    const InCall in_call;
     const auto until = timeout < 0 ? Clock::time_point::max() : after(timeout);
     LongWait watch(*member_, token_, *ticket_, op_, Clock::now());
     while (result() == Result::pending) {
       {
+        const InCall in_call;
         WithoutGil without;
         lane_->wait(*ticket_, std::min({until, next_look(), watch.at()}));
       }

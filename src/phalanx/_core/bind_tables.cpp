@@ -35,7 +35,7 @@ void bind_tables(nb::module_& module) {
       .def_ro("in_place", &OpTraits::in_place)
       .def_ro("shared_result", &OpTraits::shared_result)
       .def_ro("exchanges_sizes", &OpTraits::exchanges_sizes)
-      .def_ro("counts_outputs", &OpTraits::counts_outputs)
+      .def_ro("shape_of_outputs", &OpTraits::shape_of_outputs)
       .def_ro("others_wait_for", &OpTraits::others_wait_for)
       .def_ro("root_waits_for", &OpTraits::root_waits_for)
       .def("__repr__", [](const OpTraits& self) { return nb::str("<op {}>").format(self.name); });

@@ -41,7 +41,7 @@ inline constexpr std::array<std::string_view, 4> kDeviceNames{"", "cpu", "cuda",
 enum class Engine : std::uint8_t { none = 0, shm = 1, threads = 2, gloo = 3, nccl = 4, other = 255 };
 inline constexpr std::array<std::string_view, 5> kEngineNames{"", "shm", "threads", "gloo", "nccl"};
 
-// Sizes of the tensor that the count is about, or of the tensors of a list.
+// Sizes of a tensor of the call, which one being the op's choice, or of the tensors of a list.
 struct Shape {
   std::uint8_t num = 0;  // saturates; the first kSizesKept are kept
   bool listed = false;

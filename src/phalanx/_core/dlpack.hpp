@@ -22,8 +22,6 @@ enum : std::uint8_t {
   kFloat8E4m3fnuz = 11,
   kFloat8E5m2 = 12,
   kFloat8E5m2fnuz = 13,
-  kFloat8E8m0fnu = 14,
-  kFloat4E2m1fn = 17,
 };
 
 struct DataType {

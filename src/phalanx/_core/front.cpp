@@ -1,11 +1,9 @@
 #include "front.hpp"
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -77,10 +75,11 @@ Arranged arranged_of(const Description& call, nb::handle inputs, nb::handle outp
 struct Normalised {
   Normalised(const Group& group, const Description& call, nb::handle inputs, nb::handle outputs) {
     check_call(group, call);
-    TensorReader reader(Unknown::look_closer);
     arranged = arranged_of(call, inputs, outputs, reader);
     obstacle = memory.take(arranged, group.rank(), group.size());
   }
+  std::vector<nb::object> held;
+  TensorReader reader{Unknown::look_closer, held};
   Arranged arranged;
   Memory memory;
   Obstacle obstacle;
@@ -112,7 +111,8 @@ Handed message(Group& group, bool sends, nb::handle tensor, int peer, std::int64
   if (peer >= group.size() || (peer < 0 && (sends || peer != kAnySource)) || tag < 0 || tag > INT32_MAX) {
     throw std::invalid_argument("not a peer of the group, or not a tag");
   }
-  TensorReader reader(Unknown::look_closer);
+  std::vector<nb::object> held;
+  TensorReader reader(Unknown::look_closer, held);
   const TensorView view = reader.read(tensor.ptr(), "tensor");
   Handed handed;
   if (view.data == nullptr && view.numel > 0) {
@@ -140,7 +140,8 @@ nb::object describe_call(Form form, int rank, int size, nb::object output, nb::o
                          double factor, std::int64_t root, std::vector<std::int64_t> output_splits,
                          std::vector<std::int64_t> input_splits) {
   Arguments arguments{output, input, reduce_op, factor, root, std::move(output_splits), std::move(input_splits)};
-  TensorReader reader(Unknown::look_closer);
+  std::vector<nb::object> held;
+  TensorReader reader(Unknown::look_closer, held);
   try {
     Arranged made;
     arrange(form, arguments, rank, size, reader, made);
@@ -152,7 +153,8 @@ nb::object describe_call(Form form, int rank, int size, nb::object output, nb::o
 
 // None where the list of tensors is right, or the problem.
 nb::object check_tensors(const std::string& name, nb::object tensors, std::int64_t num) {
-  TensorReader reader(Unknown::look_closer);
+  std::vector<nb::object> held;
+  TensorReader reader(Unknown::look_closer, held);
   try {
     Views found;
     read_several(reader, found, tensors, name.c_str(), false, num);
@@ -164,7 +166,8 @@ nb::object check_tensors(const std::string& name, nb::object tensors, std::int64
 
 // The number of elements of a tensor that is right, or the problem.
 nb::object check_tensor(const std::string& name, nb::object tensor, bool written) {
-  TensorReader reader(Unknown::look_closer);
+  std::vector<nb::object> held;
+  TensorReader reader(Unknown::look_closer, held);
   try {
     return nb::int_(read_one(reader, tensor, name.c_str(), -1, written).numel);
   } catch (Problem& problem) {

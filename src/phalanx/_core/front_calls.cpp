@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "memory.hpp"
+#include "shapes.hpp"
 
 namespace nb = nanobind;
 
@@ -97,6 +98,21 @@ void Memory::fill(Request& request, const Arranged& arranged, int size) const {
   } else {
     arranged.out.fill(request.out, size);
   }
+}
+
+std::shared_ptr<MessageTicket> message_of(const TensorView& tensor, bool sends, int peer, std::uint32_t tag) {
+  auto ticket = std::make_shared<MessageTicket>();
+  Description& call = ticket->call;
+  call.op = sends ? Op::send : Op::recv;
+  call.peer = peer;
+  call.tag = tag;
+  call.dtype = tensor.dtype;
+  call.unlisted_dtype = tensor.unlisted_dtype;
+  call.device = Device::cpu;
+  call.count = tensor.numel;
+  call.shape = shape_of(tensor.shape, static_cast<std::size_t>(tensor.ndim), false, tensor.numel);
+  ticket->data = tensor.piece();
+  return ticket;
 }
 
 }  // namespace phalanx

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <memory>
 #include <vector>
 
 #include "bind_calls.hpp"
@@ -41,5 +42,8 @@ class Memory {
   std::vector<nanobind::object> storages_;
   std::vector<Piece> written_;
 };
+
+// One side of a message, as the core takes it.
+std::shared_ptr<MessageTicket> message_of(const TensorView& tensor, bool sends, int peer, std::uint32_t tag);
 
 }  // namespace phalanx

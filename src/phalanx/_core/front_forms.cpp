@@ -196,9 +196,10 @@ void Arranging::all_gather_coalesced() {
   several(made_.in, arguments_.input, "inputs", false);
   const Views& inputs = made_.in.tensors;
   const nb::handle lists = arguments_.output;
-  check_lists(lists, "outputs", size_);
   Views& outputs = made_.out.tensors;
   for (std::size_t p = 0; p < static_cast<std::size_t>(size_); ++p) {
+    // Reading the list before may have run Python code.
+    check_lists(lists, "outputs", size_);
     const std::size_t first = outputs.size();
     const nb::object list = nb::borrow(PySequence_Fast_ITEMS(lists.ptr())[p]);
     several(made_.out, list, entry_of("outputs", p).c_str(), true);
@@ -348,7 +349,7 @@ void Arranging::cut_by_rows(Side& side, const std::vector<std::int64_t>& splits,
 void Arranging::describe_shape() {
   const Side* first = &made_.in;
   const Side* second = &made_.out;
-  if (traits_of(call().op).counts_outputs) std::swap(first, second);
+  if (traits_of(call().op).shape_of_outputs) std::swap(first, second);
   const auto is_divided = [](const Side& side) { return side.cut == Cut::sized || side.tensors.size() > 1; };
   const bool wants_divided = call().layout != 0 || call().count == kAnyCount;
   if (first->cut == Cut::nothing ||

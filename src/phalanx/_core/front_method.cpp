@@ -4,6 +4,7 @@
 #include <structmember.h>
 
 #include <cstddef>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -23,6 +24,7 @@ struct FrontMethod {
   PyObject_HEAD vectorcallfunc vectorcall;
   const Method* method;
   PyObject* fallback;
+  PyObject* weak_references;
 };
 
 PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t flagged, PyObject* keywords) {
@@ -37,6 +39,8 @@ PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t fla
     } catch (nb::python_error& error) {
       error.restore();
       return nullptr;
+    } catch (const std::bad_alloc&) {
+      return PyErr_NoMemory();
     } catch (const std::exception& error) {
       PyErr_SetString(PyExc_RuntimeError, error.what());
       return nullptr;
@@ -50,12 +54,25 @@ PyObject* bind_to(PyObject* method, PyObject* instance, PyObject*) {
   return PyMethod_New(method, instance);
 }
 
+bool is_own(PyObject* name) {
+  for (const char* own : {"__get__", "__call__", "__reduce__", "__reduce_ex__"}) {
+    if (PyUnicode_CompareWithASCIIString(name, own) == 0) return true;
+  }
+  return false;
+}
+
 // Name, docstring, signature and marks are those of the Python method.
 PyObject* get_attribute(PyObject* method, PyObject* name) {
+  if (is_own(name)) return PyObject_GenericGetAttr(method, name);
   PyObject* found = PyObject_GetAttr(reinterpret_cast<FrontMethod*>(method)->fallback, name);
   if (found != nullptr || !PyErr_ExceptionMatches(PyExc_AttributeError)) return found;
   PyErr_Clear();
   return PyObject_GenericGetAttr(method, name);
+}
+
+// Pickled by its name, as functions are.
+PyObject* reduce(PyObject* method, PyObject*) {
+  return PyObject_GetAttrString(reinterpret_cast<FrontMethod*>(method)->fallback, "__qualname__");
 }
 
 int traverse(PyObject* method, visitproc visit, void* arg) {
@@ -64,21 +81,22 @@ int traverse(PyObject* method, visitproc visit, void* arg) {
   return 0;
 }
 
-int clear(PyObject* method) {
-  Py_CLEAR(reinterpret_cast<FrontMethod*>(method)->fallback);
-  return 0;
-}
-
 void deallocate(PyObject* method) {
   PyTypeObject* type = Py_TYPE(method);
   PyObject_GC_UnTrack(method);
-  clear(method);
+  if (reinterpret_cast<FrontMethod*>(method)->weak_references != nullptr) PyObject_ClearWeakRefs(method);
+  Py_CLEAR(reinterpret_cast<FrontMethod*>(method)->fallback);
   type->tp_free(method);
   Py_DECREF(type);
 }
 
 PyObject* method_type() {
+  static PyMethodDef methods[] = {
+      {"__reduce__", &reduce, METH_NOARGS, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
   static PyMemberDef members[] = {
+      {"__weaklistoffset__", T_PYSSIZET, offsetof(FrontMethod, weak_references), READONLY, nullptr},
       {"__vectorcalloffset__", T_PYSSIZET, offsetof(FrontMethod, vectorcall), READONLY, nullptr},
       {"fallback", T_OBJECT_EX, offsetof(FrontMethod, fallback), READONLY, "Who carries out calls that are not plain."},
       {nullptr, 0, 0, 0, nullptr},
@@ -88,7 +106,7 @@ PyObject* method_type() {
       {Py_tp_descr_get, reinterpret_cast<void*>(&bind_to)},
       {Py_tp_getattro, reinterpret_cast<void*>(&get_attribute)},
       {Py_tp_traverse, reinterpret_cast<void*>(&traverse)},
-      {Py_tp_clear, reinterpret_cast<void*>(&clear)},
+      {Py_tp_methods, methods},
       {Py_tp_dealloc, reinterpret_cast<void*>(&deallocate)},
       {Py_tp_members, members},
       {0, nullptr},
@@ -121,7 +139,7 @@ void bind_front_method(nb::module_& module) {
       .def(
           "__init__",
           [](Front* self, nb::object group, double timeout) {
-            new (self) Front{group, nb::inst_ptr<Group>(group), timeout, 0, false};
+            new (self) Front{group, &nb::cast<Group&>(group), timeout, 0, false};
           },
           "group"_a, "timeout"_a)
       .def_rw("timeout", &Front::timeout, "Of calls that have none of their own, in seconds.")

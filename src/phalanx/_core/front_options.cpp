@@ -122,14 +122,16 @@ std::optional<std::int64_t> number_of(PyObject* options, Field field) {
   }
   if (PyBool_Check(value.ptr())) return value.is(Py_True);
   if (!PyLong_CheckExact(value.ptr())) return std::nullopt;
-  return PyLong_AsLongLong(value.ptr());
+  int overflow = 0;
+  const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+  return overflow != 0 ? std::nullopt : std::optional<std::int64_t>(number);
 }
 
 bool read_field(PyObject* options, const Class& type, Field field, std::int64_t& found) {
   const std::ptrdiff_t offset = type.offsets[field];
   if (offset != kNotLearned) {
     const char* memory = address_in(options);
-    // A subclass of Python's may leave it out.
+    // An object that was made without __init__ has none.
     if (memory == nullptr) return false;
     found = number_at(memory + offset, kFields[field].width);
     return true;

@@ -1,12 +1,7 @@
 #include "front_quick.hpp"
 
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
 #include <cstddef>
-#include <optional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,10 +9,8 @@
 
 #include "front_calls.hpp"
 #include "front_options.hpp"
-#include "shapes.hpp"
 
 namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace phalanx {
 
@@ -62,6 +55,7 @@ const Names& names() {
 class Scratch {
  public:
   struct Space {
+    std::vector<nb::object> held;
     Arranged arranged;
     Memory memory;
   };
@@ -72,6 +66,8 @@ class Scratch {
   ~Scratch() {
     mine_->arranged.clear();
     mine_->memory.clear();
+    // Last: what goes may make calls.
+    mine_->held.clear();
     spare() = std::move(mine_);
   }
   Scratch(const Scratch&) = delete;
@@ -134,8 +130,8 @@ class QuickCall {
   void read_keywords();
   void read_options(PyObject* options);
   void read_tensors();
-  nb::handle one_of(PyObject* list) const;
-  nb::handle inner_of(PyObject* list) const;
+  static nb::object one_of(PyObject* list);
+  static nb::object inner_of(PyObject* list);
   std::vector<std::int64_t> splits_of(PyObject* list) const;
   void need(Py_ssize_t num) const {
     if (num_ < num || num_ > num + 1) throw NotPlain{};
@@ -153,6 +149,8 @@ class QuickCall {
   nb::object group_object_;  // another thread may leave the group meanwhile
   Group* group_ = nullptr;
   PyObject* options_ = nullptr;
+  // What a call is given is kept for its time: others may change the lists that it comes in.
+  nb::object output_, input_;
   Arguments arguments_;
   double timeout_ = 0;
   bool is_async_ = true;
@@ -209,18 +207,18 @@ void QuickCall::read_options(PyObject* options) {
 }
 
 // The one tensor of a call: torch passes it in a list.
-nb::handle QuickCall::one_of(PyObject* list) const {
-  if (!PyList_CheckExact(list)) return list;
+nb::object QuickCall::one_of(PyObject* list) {
+  if (!PyList_CheckExact(list)) return nb::borrow(list);
   if (PyList_GET_SIZE(list) != 1) throw NotPlain{};
-  return PyList_GET_ITEM(list, 0);
+  return nb::borrow(PyList_GET_ITEM(list, 0));
 }
 
 // The one list of tensors of a call: torch passes it in another list.
-nb::handle QuickCall::inner_of(PyObject* list) const {
+nb::object QuickCall::inner_of(PyObject* list) {
   if (!PyList_CheckExact(list)) throw NotPlain{};
-  if (PyList_GET_SIZE(list) == 0 || !PyList_CheckExact(PyList_GET_ITEM(list, 0))) return list;
+  if (PyList_GET_SIZE(list) == 0 || !PyList_CheckExact(PyList_GET_ITEM(list, 0))) return nb::borrow(list);
   if (PyList_GET_SIZE(list) != 1) throw NotPlain{};
-  return PyList_GET_ITEM(list, 0);
+  return nb::borrow(PyList_GET_ITEM(list, 0));
 }
 
 std::vector<std::int64_t> QuickCall::splits_of(PyObject* list) const {
@@ -239,32 +237,32 @@ void QuickCall::read_tensors() {
       break;
     case Spelling::tensor:
       need(num = 1);
-      arguments_.output = one_of(args_[0]);
+      output_ = one_of(args_[0]);
       break;
     case Spelling::tensors:
       need(num = 1);
-      arguments_.output = args_[0];
+      output_ = nb::borrow(args_[0]);
       break;
     case Spelling::output_input:
     case Spelling::outputs_inputs:
       need(num);
-      arguments_.output = args_[0];
-      arguments_.input = args_[1];
+      output_ = nb::borrow(args_[0]);
+      input_ = nb::borrow(args_[1]);
       break;
     case Spelling::outputs_tensor:
       need(num);
-      arguments_.output = inner_of(args_[0]);
-      arguments_.input = one_of(args_[1]);
+      output_ = inner_of(args_[0]);
+      input_ = one_of(args_[1]);
       break;
     case Spelling::tensor_inputs:
       need(num);
-      arguments_.output = one_of(args_[0]);
-      arguments_.input = inner_of(args_[1]);
+      output_ = one_of(args_[0]);
+      input_ = inner_of(args_[1]);
       break;
     case Spelling::output_input_splits:
       need(num = 4);
-      arguments_.output = args_[0];
-      arguments_.input = args_[1];
+      output_ = nb::borrow(args_[0]);
+      input_ = nb::borrow(args_[1]);
       arguments_.output_splits = splits_of(args_[2]);
       arguments_.input_splits = splits_of(args_[3]);
       break;
@@ -273,6 +271,8 @@ void QuickCall::read_tensors() {
     case Spelling::recv_any:
       throw NotPlain{};
   }
+  arguments_.output = output_;
+  arguments_.input = input_;
   if (num_ > num + 1 || (num_ == num + 1 && options_ != nullptr)) throw NotPlain{};
   const OpTraits& traits = traits_of(op_of(method_.form));
   if (num_ == num + 1) options_ = args_[num];
@@ -311,8 +311,8 @@ nb::object QuickCall::carry_out() {
 nb::object QuickCall::carry_out_collective() {
   read_tensors();
   Group& group = *group_;
-  TensorReader reader(Unknown::refuse);
   const Scratch scratch;
+  TensorReader reader(Unknown::refuse, scratch->held);
   Arranged& arranged = scratch->arranged;
   Memory& memory = scratch->memory;
   arrange(method_.form, arguments_, group.rank(), group.size(), reader, arranged);
@@ -345,15 +345,17 @@ nb::object QuickCall::carry_out_collective() {
 nb::object QuickCall::carry_out_message() {
   if (options_ != nullptr) throw NotPlain{};
   const bool is_from_any = method_.spelling == Spelling::recv_any;
+  if (is_from_any && keywords_ != nullptr) throw NotPlain{};
   const Py_ssize_t tag_at = is_from_any ? 1 : 2;
   if (num_ < tag_at || num_ > tag_at + 1) throw NotPlain{};
-  const nb::handle tensor = one_of(args_[0]);
+  const nb::object tensor = one_of(args_[0]);
   const std::int64_t peer = is_from_any ? kAnySource : small_int(args_[1]);
   const std::int64_t tag = num_ > tag_at ? small_int(args_[tag_at]) : 0;
   Group& group = *group_;
   const bool is_peer = is_from_any ? group.size() > 1 : peer >= 0 && peer < group.size();
   if (!is_peer || tag < 0 || tag > INT32_MAX) throw NotPlain{};
-  TensorReader reader(Unknown::refuse);
+  const Scratch scratch;
+  TensorReader reader(Unknown::refuse, scratch->held);
   const TensorView view = reader.read(tensor.ptr(), "tensor");
   if (!is_plain(view)) throw NotPlain{};
   const bool sends = method_.spelling == Spelling::send;
@@ -363,7 +365,7 @@ nb::object QuickCall::carry_out_message() {
   // Refused before it was made: the Python method explains it.
   if (started.result == Result::not_writable) throw NotPlain{};
   if (started.result != Result::finished && started.result != Result::pending) fail(call, started.result, 0);
-  // torch, which passes a list, does not ask a send for its result.
+  // The work of a send that has ended, from a list as torch passes it, is shared and has no result.
   if (sends && is_async_ && !started.pending.is_valid() && PyList_CheckExact(args_[0])) return hooks().done;
   const std::string_view op = traits_of(call.op).name;
   nb::object work = hooks().messaged(nb::handle(self_), group_object_, nb::str(op.data(), op.size()), tensor,
@@ -388,21 +390,6 @@ const Method* find_method(std::string_view name) {
 nb::object carry_out_plain(const Method& method, PyObject* self, PyObject* const* args, Py_ssize_t num,
                            PyObject* keywords) {
   return QuickCall(method, self, args, num, keywords).carry_out();
-}
-
-std::shared_ptr<MessageTicket> message_of(const TensorView& tensor, bool sends, int peer, std::uint32_t tag) {
-  auto ticket = std::make_shared<MessageTicket>();
-  Description& call = ticket->call;
-  call.op = sends ? Op::send : Op::recv;
-  call.peer = peer;
-  call.tag = tag;
-  call.dtype = tensor.dtype;
-  call.unlisted_dtype = tensor.unlisted_dtype;
-  call.device = Device::cpu;
-  call.count = tensor.numel;
-  call.shape = shape_of(tensor.shape, static_cast<std::size_t>(tensor.ndim), false, tensor.numel);
-  ticket->data = tensor.piece();
-  return ticket;
 }
 
 }  // namespace phalanx

@@ -62,7 +62,4 @@ const Method* find_method(std::string_view name);
 nanobind::object carry_out_plain(const Method& method, PyObject* self, PyObject* const* args, Py_ssize_t num,
                                  PyObject* keywords);
 
-// One side of a message, as the core takes it.
-std::shared_ptr<MessageTicket> message_of(const TensorView& tensor, bool sends, int peer, std::uint32_t tag);
-
 }  // namespace phalanx

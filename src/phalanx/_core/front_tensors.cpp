@@ -27,8 +27,8 @@ class NoArguments {
     if ((definition->ml_flags & ~METH_COEXIST) == METH_NOARGS) function_ = definition->ml_meth;
   }
   nb::object operator()(PyObject* self) const {
-    nb::object found =
-        nb::steal(function_ != nullptr ? function_(self, nullptr) : PyObject_CallOneArg(method_.ptr(), self));
+    const bool is_own = function_ != nullptr && PyObject_TypeCheck(self, PyDescr_TYPE(method_.ptr()));
+    nb::object found = nb::steal(is_own ? function_(self, nullptr) : PyObject_CallOneArg(method_.ptr(), self));
     if (!found.is_valid()) throw nb::python_error();
     return found;
   }
@@ -125,7 +125,7 @@ std::string argument_name(const char* name, Py_ssize_t index) {
 }
 
 TensorView TensorReader::read(PyObject* tensor, const char* name, Py_ssize_t index) {
-  if (unknown_ == Unknown::look_closer) held_.push_back(nb::borrow(tensor));
+  held_.push_back(nb::borrow(tensor));
   const TensorView found = read_quickly(tensor, name, index);
   if (!found.contiguous) need_python();
   return found;

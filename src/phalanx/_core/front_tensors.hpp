@@ -37,7 +37,7 @@ enum class Unknown : bool { refuse, look_closer };
 // Reads the tensors of one call. Python looks closer at a tensor that DLPack does not know: set_torch says how.
 class TensorReader {
  public:
-  explicit TensorReader(Unknown unknown) : unknown_(unknown) {}
+  TensorReader(Unknown unknown, std::vector<nanobind::object>& held) : unknown_(unknown), held_(held) {}
   // Of a tensor that is not contiguous only Python tells all. `index` is the place in a list, or -1.
   TensorView read(PyObject* tensor, const char* name, Py_ssize_t index = -1);
 
@@ -52,8 +52,9 @@ class TensorReader {
 
   const Unknown unknown_;
   std::deque<std::vector<std::int64_t>> shapes_;
-  // While Python looks closer, other threads may drop tensors from the lists of the call.
-  std::vector<nanobind::object> held_;
+  // The tensors that were read. Wherever Python code runs or the GIL is given up, others may change the lists of the
+  // call.
+  std::vector<nanobind::object>& held_;
 };
 
 std::string argument_name(const char* name, Py_ssize_t index);

@@ -38,13 +38,14 @@ struct OpTraits {
   bool in_place;          // reads and writes the same tensors
   bool shared_result;     // all ranks get the same bytes
   bool exchanges_sizes;   // ranks may pass any sizes, which they compare in pairs
-  bool counts_outputs;    // the signature's count is that of the outputs
+  bool shape_of_outputs;  // a call's shape is that of its outputs
   Peers others_wait_for;  // whom a rank waits for; of a rooted op, a rank that is not the root
   Peers root_waits_for;   // whom the root waits for; the same where there is none
 };
 
 inline constexpr std::array kOps{
-    // name, message, rooted, reduces, in place, shared result, exchanges sizes, counts outputs, others wait, root waits
+    // name, message, rooted, reduces, in place, shared result, exchanges sizes, shape of outputs, others wait, root
+    // waits
     OpTraits{"barrier", false, false, false, false, false, false, false, Peers::all, Peers::all},
     OpTraits{"all_reduce", false, false, true, true, true, false, false, Peers::all, Peers::all},
     OpTraits{"reduce", false, true, true, true, false, false, false, Peers::none, Peers::all},

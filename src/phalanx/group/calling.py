@@ -127,7 +127,9 @@ class CallingGroup(JoinedGroup):
         except InvalidCall as error:
             self._group.refuse_message(error, op, *message.known_ends(self._info, op, peer, tag))
             raise
-        work = work_of([tensor], pending, peer)
+        # The work of a send that has ended, from a list as torch passes it, is shared and has no result.
+        is_shared = op == "send" and pending is None and tensor is not tensors
+        work = DONE if is_shared else work_of([tensor], pending, peer)
         if self._coalesced is not None:
             self._coalesced.add(work)
         return work
