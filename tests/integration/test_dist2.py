@@ -48,6 +48,8 @@ def _make(here: Here, port: int) -> list[Any]:
         with dist2.process_group(other):
             assert dist2.current_process_group() is other
         assert dist2.current_process_group() is one
+    # Rank 0 has the store, which the other may still read.
+    other.barrier().wait()
     return [one.size(), one.timeout, one._get_backend(torch.device("cpu")).options._timeout, other.group_name]
 
 
