@@ -2,7 +2,7 @@
 
 30 years or more mean no limit, so `timedelta.max` does. Zero, negative values and everything that is no timedelta are
 refused: where a group is made or its timeout is set with GroupError, in a call with InvalidCall. Two values are torch's
-own words for "no timeout was given": `timedelta(milliseconds=-1)` in an options object (`spellings.timeout_of`), and
+own words for "no timeout was given": `timedelta(milliseconds=-1)` in an options object (`spellings.timing_of`), and
 zero in `Work.wait`.
 """
 

@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 
 from phalanx.memory import Region, region_of
+from phalanx.transports.plain_memory import Copies, StandIns
 from phalanx.transports.regions import Entry, Regions
-from phalanx.transports.spans import Copies, StandIns
 
 __all__ = ["CallWithCopies", "Copying"]
 

@@ -14,7 +14,7 @@ from phalanx import _native
 from phalanx.errors import CallTimeout
 from phalanx.transports import failures, keeper, limits
 from phalanx.transports.copying import Copying
-from phalanx.transports.spans import Copies, copy_back
+from phalanx.transports.plain_memory import Copies, copy_back
 from phalanx.types import GroupInfo
 
 __all__ = ["ShmPending"]

@@ -20,9 +20,7 @@ from phalanx.transports.hello import Hello
 from phalanx.transports.identities import Identity
 from phalanx.transports.leaving import leaving
 from phalanx.transports.pending import ShmPending
-from phalanx.transports.refusals import Refusal
-from phalanx.transports.spans import (
-    IN_PLACE_OPS,
+from phalanx.transports.plain_memory import (
     Copies,
     clone,
     copy_back,
@@ -31,6 +29,7 @@ from phalanx.transports.spans import (
     plain,
     plain_tensor,
 )
+from phalanx.transports.refusals import Refusal
 from phalanx.types import Call, GroupInfo
 
 _FINISHED = _native.FINISHED
@@ -215,7 +214,7 @@ class ShmTransport:
         back."""
         stand_ins = self._copying.make_way(call.tensors()) if self._copying.calls else {}
         self._check_writable(call)
-        in_place = call.op in IN_PLACE_OPS and call.outputs is not None
+        in_place = _native.TRAITS[call.op].in_place and call.outputs is not None
         if call.inputs is not None:
             self.catch_up([t for t in call.inputs.tensors if not is_plain(t) and id(t) not in stand_ins])
         inputs, copies = plain(call.inputs, stand_ins)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from phalanx import _native
 from phalanx.types import REDUCIBLE, Blocks
 
 __all__ = [
-    "IN_PLACE_OPS",
     "Copies",
     "StandIns",
     "clone",
@@ -18,8 +16,6 @@ __all__ = [
     "plain",
     "plain_tensor",
 ]
-
-IN_PLACE_OPS = frozenset(op.name for op in _native.OPS if op.in_place)
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
 # Copies that calls in flight have of tensors, by the `id` of the tensor.
