@@ -35,10 +35,10 @@ demo: $(BUILT) ## train a small model with DDP on 4 ranks, then compare collecti
 	@$(RUN) examples/train_ddp.py --ranks 4
 
 # tests/spreading.py says which worker runs what.
-test: build ## run the test suite (6 minutes on 2 cores)
+test: build ## run the test suite (9 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 2 $(PYTEST)
 
-check: lint ## for the inner loop, in less than a minute: the linters, the unit tests, a slice of the contract suite
+check: lint ## for the inner loop: the linters, the unit tests, a slice of the contract suite
 	@PHALANX_CONTRACT=slice $(BIN)/python -m pytest -n 2 -q -m "not slow" tests/unit tests/contract
 
 test-newest: ## run the test suite on torch 2.15.0 (TORCH=2.14.1 PYTHON=python3.13 to choose; TESTS=... for a part)

@@ -1,7 +1,8 @@
 """What a small call costs before bytes move: reading, checking, describing and recording it.
 
 With one rank no bytes move. Each op is called on a Phalanx group and on a group written in Python that does nothing, in
-turns: the time on the latter is torch's own. With two ranks each op is called in turns with all_reduce.
+turns: the time on the latter is torch's own. With two ranks each op is called in turns with all_reduce. "torch's share"
+is the ratio that would be left if each op cost Phalanx what all_reduce does: torch itself takes longer for lists.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,9 +38,18 @@ from harness import (
 )
 
 ALTERNATIONS = 5
+TORCHS_SHARE = "torch's share"
 SIZES = (4, KIB)
 MOST_ALL_REDUCE, MOST_OTHERS, MOST_TOGETHER = 2.0, 1.5, 1.4
-Times = dict[str, tuple[float, float]]
+
+
+class Alone(NamedTuple):
+    """Microseconds per call on both groups, their ratio, and the op's own time as a multiple of all_reduce's."""
+
+    phalanx: float
+    nothing: float
+    ratio: float
+    own: float
 
 
 class _Done(dist.Work):
@@ -47,19 +58,20 @@ class _Done(dist.Work):
 
 
 class _DoesNothing(dist.ProcessGroup):
-    """A group of one rank whose calls return at once."""
+    """A group whose calls return at once."""
 
-    def __init__(self) -> None:
-        super().__init__(0, 1)  # type: ignore[call-arg]
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._rank, self._size = rank, size
 
     def size(self) -> int:
-        return 1
+        return self._size
 
     def rank(self) -> int:
-        return 0
+        return self._rank
 
 
-def _make_group_that_does_nothing() -> dist.ProcessGroup:
+def _make_group_that_does_nothing(rank: int, size: int) -> dist.ProcessGroup:
     done = _Done()
 
     def nothing(self: dist.ProcessGroup, *args: object, opts: object = None) -> dist.Work:
@@ -69,11 +81,11 @@ def _make_group_that_does_nothing() -> dist.ProcessGroup:
     names += ["reduce_scatter", "reduce_scatter_single", "alltoall", "all_to_all_single"]
     for name in names:
         setattr(_DoesNothing, name, nothing)
-    group = _DoesNothing()
+    group = _DoesNothing(rank, size)
     world = distributed_c10d._world
     world.pg_map[group] = ("nothing", dist.HashStore())
     world.pg_names[group] = "nothing"  # type: ignore[assignment]
-    world.pg_group_ranks[group] = {0: 0}
+    world.pg_group_ranks[group] = {one: one for one in range(size)}
     return group
 
 
@@ -82,46 +94,53 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Result:
-    (alone,) = run_ranks(_measure_alone, 1, options.quick, backend="phalanx")
-    own = {op: phalanx - nothing for op, (phalanx, nothing) in alone.items()}
+    alone: dict[str, Alone] = run_ranks(_measure_alone, 1, options.quick, backend="phalanx")[0]
     rows = [
-        [op, f"{phalanx:.2f}", f"{nothing:.2f}", f"{phalanx / nothing:.2f}x", f"{own[op] / own['all_reduce']:.2f}x"]
-        for op, (phalanx, nothing) in alone.items()
+        [op, f"{each.phalanx:.2f}", f"{each.nothing:.2f}", f"{each.ratio:.2f}x", f"{each.own:.2f}x"]
+        for op, each in alone.items()
     ]
     columns = ["op", "phalanx µs", "does nothing µs", "ratio", "own time, against all_reduce's"]
     print_table(f"one rank, {format_size(ITEM)}", columns, rows)
-    ratio = alone["all_reduce"][0] / alone["all_reduce"][1]
-    worst = max(own[op] / own["all_reduce"] for op in own)
+    ratio = alone["all_reduce"].ratio
+    worst = max(each.own for each in alone.values())
     together: dict[str, dict[str, float]] = run_ranks(_measure_together, 2, options.quick, backend="phalanx")[0]
     sizes = [format_size(size) for size in SIZES]
+    columns = [*sizes, TORCHS_SHARE]
     print_table(
         "2 ranks: times, against all_reduce's of the same size",
-        ["op", *sizes],
-        [[op, *(f"{ratios[size]:.2f}x" for size in sizes)] for op, ratios in together.items()],
+        ["op", *columns],
+        [[op, *(f"{ratios[column]:.2f}x" for column in columns)] for op, ratios in together.items()],
     )
-    most = max(ratio for ratios in together.values() for ratio in ratios.values())
+    most = max(ratios[size] for ratios in together.values() for size in sizes)
     targets = [
         _at_most("one rank, all_reduce 4 B, against a group that does nothing", MOST_ALL_REDUCE, ratio),
         _at_most("one rank, any other op, less torch's time, against all_reduce", MOST_OTHERS, worst),
         _at_most("2 ranks, any op of 4 B to 1 KiB, against all_reduce", MOST_TOGETHER, most),
     ]
-    return Result({"alone": alone, "together": together}, targets)
+    return Result({"alone": {op: each._asdict() for op, each in alone.items()}, "together": together}, targets)
 
 
 def _at_most(what: str, most: float, ratio: float) -> Target:
     return Target(f"{what}: at most {most}x", f"{format_ratio(ratio)}x", ratio <= most)
 
 
-def _measure_alone(rank: int, quick: bool) -> Times:
-    """Microseconds per call on both groups: the median of the alternations."""
-    group, nothing = dist.group.WORLD, _make_group_that_does_nothing()
+def _measure_alone(rank: int, quick: bool) -> dict[str, Alone]:
+    """Each op in turns with all_reduce, in short blocks: the speed of a machine changes within seconds."""
+    group, nothing = dist.group.WORLD, _make_group_that_does_nothing(0, 1)
     assert group is not None
-    num = 500 if quick else 3000
-    times: Times = {}
-    for op, case in _cases(1, rank, 1).items():
-        rounds = [(_time(case, group, num), _time(case, nothing, num)) for _ in range(ALTERNATIONS)]
-        times[op] = statistics.median(one for one, _ in rounds), statistics.median(other for _, other in rounds)
-    return times
+    cases = _cases(1, rank, 1)
+    found: dict[str, Alone] = {}
+    for op, case in cases.items():
+        rounds = []
+        for _ in range(ALTERNATIONS):
+            contenders = [(one, on) for one in (case, cases["all_reduce"]) for on in (group, nothing)]
+            blocks = [[_time(*contender, num=100) for contender in contenders] for _ in range(5 if quick else 25)]
+            rounds.append([statistics.median(column) for column in zip(*blocks, strict=True)])
+        own = [(ours - torchs) / (base - base_torchs) for ours, torchs, base, base_torchs in rounds]
+        ours, torchs, *_ = (statistics.median(column) for column in zip(*rounds, strict=True))
+        ratio = statistics.median(each[0] / each[1] for each in rounds)
+        found[op] = Alone(ours, torchs, ratio, statistics.median(own))
+    return found
 
 
 def _time(case: Case, group: dist.ProcessGroup, num: int) -> float:
@@ -146,6 +165,14 @@ def _measure_together(rank: int, quick: bool) -> dict[str, dict[str, float]]:
                 announce(f"2 ranks, {op} {format_size(size)}, against all_reduce")
                 ratio = _ratio(Contender(case, group), Contender(cases["all_reduce"], group), control, effort)
                 found.setdefault(op, {})[format_size(size)] = ratio
+    nothing, num = _make_group_that_does_nothing(rank, 2), 100 if quick else 1000
+    cases = _cases(1, rank, 2)
+    torchs = {
+        op: statistics.median(_time(case, nothing, num) for _ in range(ALTERNATIONS)) for op, case in cases.items()
+    }
+    all_reduce = statistics.median(_time(cases["all_reduce"], group, num) for _ in range(ALTERNATIONS))
+    for op, time_of_torch in torchs.items():
+        found[op][TORCHS_SHARE] = (all_reduce + time_of_torch - torchs["all_reduce"]) / all_reduce
     return found
 
 
