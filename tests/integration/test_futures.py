@@ -34,8 +34,7 @@ def _full(*shape: int, value: float) -> Tensor:
 
 def _ops(rank: int) -> list[tuple[str, list[Tensor], list[float], Callable[[list[Tensor]], Any]]]:
     """Of each op, for three ranks with 1 as root: outputs, what they must hold five times each, how to start it."""
-    root = rank == 1
-    go: dict[str, Any] = {"async_op": True}
+    root, go = rank == 1, dict[str, Any](async_op=True)
 
     def own() -> Tensor:
         return _full(5, value=rank + 1)

@@ -63,13 +63,6 @@ class Arranging {
   Arranged& made_;
 };
 
-constexpr std::uint64_t kMultiplier = 0xff51afd7ed558ccd;
-
-std::uint64_t hash_on(std::uint64_t hash, std::uint64_t value) {
-  hash = (hash ^ value) * kMultiplier;
-  return hash ^ hash >> 32;
-}
-
 std::int64_t sum_of(const std::vector<TensorView>& tensors) {
   return std::accumulate(tensors.begin(), tensors.end(), std::int64_t{0},
                          [](std::int64_t sum, const TensorView& tensor) { return sum + tensor.numel; });

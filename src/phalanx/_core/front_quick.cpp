@@ -33,9 +33,9 @@ constexpr Method kMethods[] = {
     {"reduce_scatter_single_coalesced", Spelling::outputs_inputs, Form::reduce_scatter_single_coalesced},
     {"all_to_all", Spelling::outputs_inputs, Form::all_to_all},
     {"all_to_all_single", Spelling::output_input_splits, Form::all_to_all_single},
-    {"send", Spelling::send, Form::barrier},
-    {"recv", Spelling::recv, Form::barrier},
-    {"recv_anysource", Spelling::recv_any, Form::barrier},
+    {"send", Spelling::send, std::nullopt},
+    {"recv", Spelling::recv, std::nullopt},
+    {"recv_anysource", Spelling::recv_any, std::nullopt},
 };
 
 struct Names {
@@ -85,7 +85,7 @@ class Scratch {
 nb::object attribute(PyObject* object, PyObject* name) {
   nb::object found = nb::steal(PyObject_GetAttr(object, name));
   if (found.is_valid()) return found;
-  // Options of another op: the Python method says what is wrong with them.
+  // A group that was not made: the Python method says so.
   if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw nb::python_error();
   PyErr_Clear();
   throw NotPlain{};
@@ -133,9 +133,6 @@ class QuickCall {
   static nb::object one_of(PyObject* list);
   static nb::object inner_of(PyObject* list);
   std::vector<std::int64_t> splits_of(PyObject* list) const;
-  void need(Py_ssize_t num) const {
-    if (num_ < num || num_ > num + 1) throw NotPlain{};
-  }
   nb::list results_of(const Arranged& arranged) const;
   [[noreturn]] void fail(const Description& call, Result result, std::uint64_t seq) const;
 
@@ -183,7 +180,7 @@ void QuickCall::read_keywords() {
 }
 
 void QuickCall::read_options(PyObject* options) {
-  const OpTraits& traits = traits_of(op_of(method_.form));
+  const OpTraits& traits = traits_of(op_of(*method_.form));
   const bool has_root_tensor = traits.rooted && method_.spelling == Spelling::tensor;
   CallOptions found{};
   if (!phalanx::read_options(options, {traits.reduces, traits.rooted, has_root_tensor}, found)) {
@@ -229,52 +226,57 @@ std::vector<std::int64_t> QuickCall::splits_of(PyObject* list) const {
   return splits;
 }
 
-void QuickCall::read_tensors() {
-  Py_ssize_t num = 2;
-  switch (method_.spelling) {
+// How many arguments come before the options.
+constexpr Py_ssize_t num_before_options(Spelling spelling) noexcept {
+  switch (spelling) {
     case Spelling::options:
-      num = 0;
-      break;
+      return 0;
     case Spelling::tensor:
-      need(num = 1);
+    case Spelling::tensors:
+      return 1;
+    case Spelling::output_input_splits:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
+void QuickCall::read_tensors() {
+  const Py_ssize_t num = num_before_options(method_.spelling);
+  if (num_ < num || num_ > num + 1 || (num_ == num + 1 && options_ != nullptr)) throw NotPlain{};
+  switch (method_.spelling) {
+    case Spelling::tensor:
       output_ = one_of(args_[0]);
       break;
     case Spelling::tensors:
-      need(num = 1);
       output_ = nb::borrow(args_[0]);
-      break;
-    case Spelling::output_input:
-    case Spelling::outputs_inputs:
-      need(num);
-      output_ = nb::borrow(args_[0]);
-      input_ = nb::borrow(args_[1]);
       break;
     case Spelling::outputs_tensor:
-      need(num);
       output_ = inner_of(args_[0]);
       input_ = one_of(args_[1]);
       break;
     case Spelling::tensor_inputs:
-      need(num);
       output_ = one_of(args_[0]);
       input_ = inner_of(args_[1]);
       break;
     case Spelling::output_input_splits:
-      need(num = 4);
-      output_ = nb::borrow(args_[0]);
-      input_ = nb::borrow(args_[1]);
       arguments_.output_splits = splits_of(args_[2]);
       arguments_.input_splits = splits_of(args_[3]);
+      [[fallthrough]];
+    case Spelling::output_input:
+    case Spelling::outputs_inputs:
+      output_ = nb::borrow(args_[0]);
+      input_ = nb::borrow(args_[1]);
       break;
+    case Spelling::options:
     case Spelling::send:
     case Spelling::recv:
     case Spelling::recv_any:
-      throw NotPlain{};
+      break;
   }
   arguments_.output = output_;
   arguments_.input = input_;
-  if (num_ > num + 1 || (num_ == num + 1 && options_ != nullptr)) throw NotPlain{};
-  const OpTraits& traits = traits_of(op_of(method_.form));
+  const OpTraits& traits = traits_of(op_of(*method_.form));
   if (num_ == num + 1) options_ = args_[num];
   if (options_ != nullptr) {
     read_options(options_);
@@ -315,7 +317,7 @@ nb::object QuickCall::carry_out_collective() {
   TensorReader reader(Unknown::refuse, scratch->held);
   Arranged& arranged = scratch->arranged;
   Memory& memory = scratch->memory;
-  arrange(method_.form, arguments_, group.rank(), group.size(), reader, arranged);
+  arrange(*method_.form, arguments_, group.rank(), group.size(), reader, arranged);
   if (memory.take(arranged, group.rank(), group.size()) != Obstacle::none) throw NotPlain{};
   if (!is_async_) {
     const auto ticket = ticket_of_thread();
@@ -323,7 +325,7 @@ nb::object QuickCall::carry_out_collective() {
     const Outcome outcome = run_call(group, ticket, timeout_);
     if (outcome.result != Result::finished) fail(arranged.call, outcome.result, outcome.seq);
     if (returns_shared_) return hooks().done;
-    return hooks().finished(nb::handle(self_), results_of(arranged));
+    return hooks().finished(results_of(arranged));
   }
   auto ticket = std::make_shared<CallTicket>();
   memory.fill(ticket->request, arranged, group.size());

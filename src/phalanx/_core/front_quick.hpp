@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <optional>
 #include <string_view>
 
 #include "front_calls.hpp"
@@ -36,7 +37,7 @@ enum class Spelling : std::uint8_t {
 struct Method {
   std::string_view name;
   Spelling spelling;
-  Form form;
+  std::optional<Form> form;  // of a collective
 };
 
 // Python's side of the front. Set once; never destroyed.
@@ -44,7 +45,7 @@ struct Hooks {
   nanobind::object num_modes;  // () -> how many dispatch modes see calls of this thread
   nanobind::object profiler;   // the dict of torch.autograd.profiler
   nanobind::object done;       // the shared work of calls that have ended
-  nanobind::object finished;   // (group, results) -> Work
+  nanobind::object finished;   // (results) -> Work
   nanobind::object started;    // (group, native group, op, results, pending, written, timeout) -> Work
   nanobind::object messaged;   // (group, native group, op, tensor, pending, peer, timeout) -> Work
   nanobind::object explain;    // (group, native group, op, result, seq, timeout) -> an exception

@@ -9,6 +9,12 @@
 
 namespace phalanx {
 
+// Takes one more value into a hash.
+constexpr std::uint64_t hash_on(std::uint64_t hash, std::uint64_t value) noexcept {
+  hash = (hash ^ value) * 0xff51afd7ed558ccd;
+  return hash ^ hash >> 32;
+}
+
 // Of a tensor, or of the tensors of a list. Ranks compare only the shapes of tensors whose count they compare.
 inline Shape shape_of(const std::int64_t* sizes, std::size_t num, bool listed, std::int64_t count) noexcept {
   Shape shape;
@@ -21,8 +27,7 @@ inline Shape shape_of(const std::int64_t* sizes, std::size_t num, bool listed, s
     } else if (listed) {
       break;
     }
-    hash = (hash ^ static_cast<std::uint64_t>(sizes[i])) * 0xff51afd7ed558ccd;
-    hash ^= hash >> 32;
+    hash = hash_on(hash, static_cast<std::uint64_t>(sizes[i]));
   }
   if (!listed && count >= 0) shape.hash = static_cast<std::uint16_t>(hash >> 16) | 1;
   return shape;

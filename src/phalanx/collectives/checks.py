@@ -91,7 +91,7 @@ def describe(
         raise _invalid(info, op, unfit.refusal) from None
     if isinstance(found, _native.Problem):
         asked = Asked(root, reduce_op, factor, output_splits, input_splits)
-        raise _invalid(info, op, problems.explain(found, info, op, asked))
+        raise _invalid(info, op, problems.explain(found, info, asked))
     return found
 
 
@@ -110,7 +110,7 @@ def check_tensor(info: GroupInfo, op: str, name: str, tensor: Any, *, written: b
     except _Unfit as unfit:
         raise _invalid(info, op, unfit.refusal) from None
     if isinstance(found, _native.Problem):
-        raise _invalid(info, op, problems.explain(found, info, op, Asked()))
+        raise _invalid(info, op, problems.explain(found, info, Asked()))
     return found
 
 
@@ -121,7 +121,7 @@ def check_tensors(info: GroupInfo, op: str, name: str, tensors: Any, num: int | 
     except _Unfit as unfit:
         raise _invalid(info, op, unfit.refusal) from None
     if found is not None:
-        raise _invalid(info, op, problems.explain(found, info, op, Asked()))
+        raise _invalid(info, op, problems.explain(found, info, Asked()))
 
 
 def check_reduction(info: GroupInfo, op: str, dtype: torch.dtype, reduce_op: int) -> None:

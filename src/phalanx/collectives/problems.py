@@ -35,16 +35,16 @@ class Refusal(NamedTuple):
     hint: str
 
 
-def explain(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
-    return _TEXTS[problem.kind](problem, info, op, asked)
+def explain(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
+    return _TEXTS[problem.kind](problem, info, asked)
 
 
-def _not_a_list(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _not_a_list(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     name, got = problem.name, type(problem.got).__name__
     return Refusal("LIST", f"expected {name} to be a list of tensors, got {got}", f"pass {name} as a list")
 
 
-def _wrong_length(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _wrong_length(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     name, num = problem.name, problem.expected
     return Refusal(
         "LIST",
@@ -53,30 +53,30 @@ def _wrong_length(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> R
     )
 
 
-def _empty_list(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _empty_list(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     message = f"expected at least one tensor in {problem.name}, got none"
     return Refusal("LIST", message, "leave out calls without tensors")
 
 
-def _unlike_length(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _unlike_length(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     message = f"expected {problem.expected} tensors in {problem.name}, as in {problem.other}, got {problem.actual}"
     one, other = ("output", "input") if problem.other == "inputs" else ("input", "output")
     return Refusal("LIST", message, f"pass one {one} for each {other}")
 
 
-def _no_lists(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _no_lists(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     got = len(problem.got) if isinstance(problem.got, (list, tuple)) else type(problem.got).__name__
     message = f"expected {problem.expected} lists of outputs, one a rank, got {got}"
     return Refusal("LIST", message, "pass outputs[p][i] for tensor i of rank p")
 
 
-def _not_the_root(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _not_the_root(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     name = problem.name
     message = f"expected no {name} on a rank that is not the root ({asked.root}), got {problem.actual}"
     return Refusal("LIST", message, f"pass {name} on the root only")
 
 
-def _wrong_dtype(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _wrong_dtype(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     name, dtype = problem.name, problem.like.dtype
     return Refusal(
         "DTYPE",
@@ -85,11 +85,11 @@ def _wrong_dtype(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Re
     )
 
 
-def _wrong_size(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _wrong_size(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     return _size(problem, f"as in {problem.other}")
 
 
-def _wrong_product(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _wrong_product(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     return _size(problem, f"{info.size} ranks times {problem.expected // info.size}")
 
 
@@ -99,7 +99,7 @@ def _size(problem: Problem, because: str) -> Refusal:
     return Refusal("SIZE", message, f"pass {name} with {expected} elements")
 
 
-def _wrong_own(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _wrong_own(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     return Refusal(
         "SIZE",
         f"expected this rank's block for itself to be of one size on both sides, got {problem.actual} elements of "
@@ -108,7 +108,7 @@ def _wrong_own(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refu
     )
 
 
-def _wrong_rows(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _wrong_rows(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     return Refusal(
         "SIZE",
         f"expected rows of {problem.name} that {info.size} ranks can share equally, got {problem.actual}",
@@ -116,7 +116,7 @@ def _wrong_rows(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Ref
     )
 
 
-def _wrong_splits(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _wrong_splits(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     name = problem.name
     return Refusal(
         "LIST",
@@ -125,7 +125,7 @@ def _wrong_splits(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> R
     )
 
 
-def _wrong_sum(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _wrong_sum(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     name, tensor = problem.name, problem.other
     splits = asked.output_splits if tensor == "output" else asked.input_splits
     return Refusal(
@@ -135,7 +135,7 @@ def _wrong_sum(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refu
     )
 
 
-def _wrong_root(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _wrong_root(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     return Refusal(
         "ROOT",
         f"expected a root between 0 and {info.size - 1}, got {asked.root!r}",
@@ -143,7 +143,7 @@ def _wrong_root(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Ref
     )
 
 
-def _no_reduction(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _no_reduction(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     return explain_reduction(problem.got.dtype, asked.reduce_op, asked.factor)
 
 
@@ -173,7 +173,7 @@ def explain_reduction(dtype: torch.dtype, reduce_op: int, factor: float) -> Refu
     )
 
 
-def _overlaps(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _overlaps(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     one, other = problem.name, problem.other
     return Refusal(
         "OVERLAP",
@@ -182,7 +182,7 @@ def _overlaps(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refus
     )
 
 
-def _overlaps_self(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> Refusal:
+def _overlaps_self(problem: Problem, info: GroupInfo, asked: Asked) -> Refusal:
     name, tensor = problem.name, problem.got
     return Refusal(
         "OVERLAP",
@@ -192,7 +192,7 @@ def _overlaps_self(problem: Problem, info: GroupInfo, op: str, asked: Asked) -> 
     )
 
 
-_TEXTS: dict[Kind, Callable[[Problem, GroupInfo, str, Asked], Refusal]] = {
+_TEXTS: dict[Kind, Callable[[Problem, GroupInfo, Asked], Refusal]] = {
     Kind.not_a_list: _not_a_list,
     Kind.wrong_length: _wrong_length,
     Kind.empty_list: _empty_list,

@@ -34,6 +34,7 @@ from phalanx.group.torch_compat import (
 )
 from phalanx.group.work import DONE, Work, Works
 from phalanx.transports import failures
+from phalanx.transports.base import Pending
 from phalanx.types import Store
 
 __all__ = ["CallingGroup"]
@@ -53,7 +54,7 @@ class CallingGroup(JoinedGroup):
     def _prepare(self, group: Group, store: Store) -> None:
         super()._prepare(group, store)
         # Where the native front may carry out calls.
-        self._front = group.front
+        self._front = None if group.quick is None else group.quick.front
         # The works of the coalescing manager that is open, if one is.
         self._coalesced: Works | None = None
         # C++ calls the methods of a Work as long as its Python object lives, which DDP's Join drops too early: that of
@@ -146,10 +147,6 @@ class CallingGroup(JoinedGroup):
 # What the native front has Python do for plain calls.
 
 
-def _finished(group: CallingGroup, results: list[Tensor]) -> Work:
-    return Work(results)
-
-
 def _started(
     group: CallingGroup,
     native: _native.Group,
@@ -159,8 +156,7 @@ def _started(
     written: Sequence[tuple[int, int]],
     timeout: float,
 ) -> Work:
-    under_way = None if pending is None else group._group.adopt(native, pending, op, timeout, written)
-    return group._hand_out(Work(results, under_way), op)
+    return group._hand_out(Work(results, _adopt(group, native, pending, op, timeout, written)), op)
 
 
 def _messaged(
@@ -172,7 +168,22 @@ def _messaged(
     peer: int,
     timeout: float,
 ) -> Work:
-    return Work([tensor], None if pending is None else group._group.adopt(native, pending, op, timeout, ()), peer)
+    return Work([tensor], _adopt(group, native, pending, op, timeout, ()), peer)
+
+
+def _adopt(
+    group: CallingGroup,
+    native: _native.Group,
+    pending: _native.Pending | None,
+    op: str,
+    timeout: float,
+    written: Sequence[tuple[int, int]],
+) -> Pending | None:
+    """A call that the front has begun; None: it has finished."""
+    transport = group._group.quick
+    if pending is None or transport is None:
+        return None
+    return transport.adopt(native, pending, op, timeout, written, [])
 
 
 def _explain(
@@ -185,7 +196,7 @@ _native.set_hooks(
     num_modes=num_dispatch_modes,
     profiler=vars(profiler),
     done=DONE,
-    finished=_finished,
+    finished=Work,
     started=_started,
     messaged=_messaged,
     explain=_explain,

@@ -32,7 +32,7 @@ on_join: Callable[[ShmTransport], ShmTransport] | None = None
 class Group:
     """One rank's view of a group. Calls may come from any thread; they are carried out one after another."""
 
-    __slots__ = ("_looks_closely", "_timeout", "_transport", "front", "identities", "info")
+    __slots__ = ("_looks_closely", "_timeout", "_transport", "identities", "info", "quick")
 
     def __init__(
         self, transport: Transport, info: GroupInfo, timeout: float, identities: Sequence[Identity] = ()
@@ -40,7 +40,8 @@ class Group:
         self._transport = transport
         self._looks_closely = transport.check == _native.CHECK_FULL
         self.info = info
-        self.front: _native.Front | None = None
+        # The transport whose native front may carry out calls.
+        self.quick: ShmTransport | None = None
         self.timeout = timeout
         # Who the ranks are, where they are processes.
         self.identities = identities
@@ -64,8 +65,8 @@ class Group:
     @timeout.setter
     def timeout(self, seconds: float) -> None:
         self._timeout = seconds
-        if self.front is not None:
-            self.front.timeout = seconds
+        if self.quick is not None:
+            self.quick.front.timeout = seconds
 
     @property
     def seq(self) -> int:
@@ -117,17 +118,6 @@ class Group:
         if self._looks_closely and sends:
             observer().started(self.info, "send", 0, [tensor])
         return self._transport.start_message(sends, tensor, peer, tag, timeout)
-
-    def adopt(
-        self,
-        native: _native.Group,
-        pending: _native.Pending,
-        op: str,
-        timeout: float,
-        written: Sequence[tuple[int, int]],
-    ) -> Pending:
-        """A call that the native front has begun. The core writes the memory between the addresses in `written`."""
-        raise NotImplementedError
 
     def exchange(self, op: str, text: str, timeout: float | None = None) -> list[str]:
         """The texts of all ranks, by a call of that name."""
@@ -204,14 +194,14 @@ class Group:
 class _ProcessesGroup(Group):
     """A group of processes: it ends with this one. Plain calls go straight to the core, unless they are looked at."""
 
-    __slots__ = ("_lock", "_process", "_quick")
+    __slots__ = ("_lock", "_process", "_shm")
 
     def __init__(self, transport: ShmTransport, info: GroupInfo, timeout: float) -> None:
         super().__init__(transport, info, timeout, transport.identities)
-        self._quick = transport
+        self._shm = transport
         if type(transport) is ShmTransport and not self._looks_closely:
-            self.front = transport.front
-            self.front.timeout = timeout
+            self.quick = transport
+            self.timeout = timeout
         # Held during a call of several steps: those of two threads must not mix.
         self._lock, self._process = threading.Lock(), os.getpid()
         try:
@@ -224,21 +214,11 @@ class _ProcessesGroup(Group):
     def around(transport: ShmTransport, info: GroupInfo, timeout: float) -> Group:
         return _ProcessesGroup(transport if on_join is None else on_join(transport), info, timeout)
 
-    def adopt(
-        self,
-        native: _native.Group,
-        pending: _native.Pending,
-        op: str,
-        timeout: float,
-        written: Sequence[tuple[int, int]],
-    ) -> Pending:
-        return self._quick.adopt(native, pending, op, timeout, written, [])
-
     def split(
         self, info: GroupInfo | None, members: Sequence[int], propose: Callable[[str], list[str]], timeout: float
     ) -> Group | None:
         exchange = partial(self.exchange, "split_group", timeout=timeout)
-        transport = splitting.split(self._quick, self.info, info, members, propose, exchange)
+        transport = splitting.split(self._shm, self.info, info, members, propose, exchange)
         return None if info is None or transport is None else self.around(transport, info, timeout)
 
     @contextlib.contextmanager
@@ -250,16 +230,16 @@ class _ProcessesGroup(Group):
             yield
 
     def check_whole(self, op: str) -> None:
-        self._quick.check_whole(op)
+        self._shm.check_whole(op)
 
     def decline(self, store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
         decline(store, info, timeout, error)
 
     def words_of_left(self, rank: int) -> str | None:
-        return self._quick.words_of_left(rank)
+        return self._shm.words_of_left(rank)
 
     def renamed(self) -> None:
-        observer().renamed(self._quick, self.info)
+        observer().renamed(self._shm, self.info)
 
     def close(self) -> None:
         endings.leave(self._transport)
