@@ -46,6 +46,12 @@ def shared_files() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith("phalanx-")}
 
 
+def check_no_files_left(before: set[str]) -> None:
+    """Of what was not there before, nothing stays. Other programs may be making groups meanwhile: their files go."""
+    new = shared_files() - before
+    until(lambda: not new & shared_files(), f"files are left: {new}")
+
+
 @dataclass
 class End:
     """How a rank ended: with a value, with an exception, or by a signal (all None but the exit code)."""
@@ -176,6 +182,13 @@ class World:
 
 # Those that have not ended yet.
 _worlds: list[World] = []
+
+
+@atexit.register
+def _kill_worlds() -> None:
+    """Of a test that has failed: the parent of its ranks may be stopped (`keep_dead`), and would be waited for."""
+    while _worlds:
+        _worlds[-1].kill()
 
 
 class Here:

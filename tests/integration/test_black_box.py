@@ -262,7 +262,9 @@ def _without_a_reason(here: Here) -> str:
     here.init()
     dist.all_reduce(torch.ones(1))
     os.environ.update(PHALANX_CHECK="off", PHALANX_BLACK_BOX="0")
-    plain = dist.new_group(timeout=timedelta(seconds=0.3))
+    plain = dist.new_group()
+    assert isinstance(plain, phalanx.ProcessGroup)
+    plain.set_timeout(timedelta(seconds=0.3))
     if here.rank == 1:
         here.hear()
         return ""

@@ -70,7 +70,7 @@ def test_a_rank_dies_between_two_worlds(late: bool, tmp_path: Path) -> None:
         assert end.value == ("PEER_LOST", "rank 2 died while the group was being made: killed by SIGKILL"), end.trace
 
 
-def _replaced(here: Here, told_by_call: bool) -> list[object]:
+def _replaced(here: Here, how: str) -> list[object]:
     """The fourth process takes the place of the third."""
     if here.rank == 3:
         here.hear()
@@ -82,44 +82,48 @@ def _replaced(here: Here, told_by_call: bool) -> list[object]:
         here.hear()
         os._exit(0)
     seen: list[object] = []
-    if told_by_call:
+    if how == "in a call":
         seen.append(_told(dist.barrier).code)
         dist.destroy_process_group()
     else:
         dist.destroy_process_group()
         here.tell()
         here.hear()
-        with _coming_together(here):
+        with _coming_together(here, lets_find=how == "by a peer"):
             seen.append(_told(lambda: _init(here, here.rank)).code)
+        Gate(here).open(f"told{here.rank}")
     here.tell()
     _init(here, here.rank)
     return [*seen, _sum()]
 
 
 @contextlib.contextmanager
-def _coming_together(here: Here) -> Iterator[None]:
-    """Ranks 0 and 1 come to the same meeting: one that comes when the other has given up would come to its next one."""
+def _coming_together(here: Here, lets_find: bool) -> Iterator[None]:
+    """Ranks 0 and 1 come to the same meeting: one that comes when the other has given up would come to its next one.
+
+    `lets_find`: rank 1 does not look around before rank 0 has given up.
+    """
     gate, come = Gate(here), rendezvous._Meeting.come
 
     def come_together(meeting: rendezvous._Meeting) -> None:
         come(meeting)
         gate.open(f"come{here.rank}")
-        gate.wait("come0", "come1")
+        gate.wait("come0", "come1", *(["told0"] if lets_find and here.rank == 1 else []))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rendezvous._Meeting, "come", come_together)
         yield
 
 
-@pytest.mark.parametrize("told_by_call", [True, False], ids=["in a call", "in the making"])
-def test_a_death_is_told_once_and_then_a_new_rank_is_waited_for(told_by_call: bool, tmp_path: Path) -> None:
-    world = World(_replaced, 4, tmp_path, told_by_call)
-    if not told_by_call:
+@pytest.mark.parametrize("how", ["in a call", "in the making", "by a peer"])
+def test_a_death_is_told_once_and_then_a_new_rank_is_waited_for(how: str, tmp_path: Path) -> None:
+    world = World(_replaced, 4, tmp_path, how)
+    if how != "in a call":
         world.all_told(0, 1)
     world.keep_dead()
     world.tell(2)
     world.wait_dead(2)
-    if not told_by_call:
+    if how != "in a call":
         world.tell_all(0, 1)
     world.all_told(0, 1)
     # They look several times for the rank whose process is dead.

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Here, World, shared_files, values
+from ranks import Here, World, check_no_files_left, shared_files, values
 
 import phalanx
 from phalanx.debug.own_box import own_box
@@ -230,7 +230,7 @@ def test_a_group_is_destroyed_while_calls_are_under_way(tmp_path: Path) -> None:
         assert left == []
         assert end.exitcode == 0
         assert not folder.exists()
-    assert shared_files() <= before
+    check_no_files_left(before)
 
 
 def _exit(here: Here, how: str) -> None:
@@ -284,7 +284,7 @@ def test_the_interpreter_ends_while_calls_are_under_way(how: str, tmp_path: Path
     else:
         assert output == ""
     assert world.output(1) == ""
-    assert shared_files() <= before
+    check_no_files_left(before)
 
 
 def _run_out(here: Here, op: str) -> list[float]:

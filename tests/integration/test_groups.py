@@ -87,10 +87,12 @@ def _init_tcp(here: Here) -> list[object]:
     dist.scatter_object_list(received, [10, 20] if here.rank < 2 else None, src=here.rank % 2, group=pair)
     seen.append(received)
     if here.rank in (1, 2):
-        local = dist.new_group([1, 2], use_local_synchronization=True, timeout=timedelta(seconds=0.2))
+        local = dist.new_group([1, 2], use_local_synchronization=True)
+        assert isinstance(local, phalanx.ProcessGroup)
         gathered: list[object] = [None, None]
         dist.all_gather_object(gathered, {"rank": here.rank}, group=local)
         seen.append(gathered)
+        local.set_timeout(timedelta(seconds=0.2))
         if here.rank == 1:
             with pytest.raises(phalanx.CallTimeout, match=r"timeout of 0\.2 s: rank 1 \(global rank 2\) did not come"):
                 dist.barrier(group=local)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from ranks import End, Here, World, place, shared_files
+from ranks import End, Here, World, check_no_files_left, place, shared_files
 from test_splitting import make, on_both, run, sum_of
 
 import phalanx
@@ -237,7 +237,7 @@ def test_the_death_of_a_speaker(tmp_path: Path) -> None:
     for rank in (0, 1):
         assert "rank 0 of group 'side 1' of 2 ranks ended while the groups were being merged" in ends[rank].value
     assert "rank 0 died (" in ends[3].value
-    assert shared_files() <= before
+    check_no_files_left(before)
 
 
 def test_the_death_of_a_rank_that_does_not_speak(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_death_after_all_groups_have_come(step: str, dead: int, text: str, tmp
     for rank in {0, 1, 2} - {dead}:
         assert ends[rank].error is None, ends[rank].trace
     assert text in ends[0].value
-    assert shared_files() <= before
+    check_no_files_left(before)
 
 
 @pytest.mark.parametrize("seed", range(5))

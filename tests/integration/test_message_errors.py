@@ -109,11 +109,13 @@ def test_a_message_that_nobody_receives(tmp_path: Path) -> None:
 
 def _in_a_sub_group(here: Here) -> str:
     here.init()
-    group = dist.new_group([0, 2], timeout=timedelta(seconds=0.3))
+    group = dist.new_group([0, 2])
     gate = Gate(here)
     if here.rank > 0:
         gate.wait("told")
         return ""
+    assert isinstance(group, phalanx.ProcessGroup)
+    group.set_timeout(timedelta(seconds=0.3))
     with pytest.raises(phalanx.CallTimeout) as caught:
         dist.all_reduce(torch.ones(1), group=group)
     gate.open("told")

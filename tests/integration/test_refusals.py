@@ -270,12 +270,13 @@ def test_another_call_after_the_warning_is_an_error_on_all_ranks(tmp_path: Path)
 def _stale(here: Here) -> tuple[list[str], str]:
     """Rank 1 refuses a call, makes it, and does not come to a later one."""
     os.environ["PHALANX_SLOW"] = "0.7"
-    here.init(timeout=2)
-    said = _Said()
+    here.init()
     if here.rank == 1:
         _refuse_root(default_group())
     dist.broadcast(torch.ones(2), 1)
     dist.barrier()
+    said = _Said()
+    default_group().set_timeout(timedelta(seconds=2))
     if here.rank == 1:
         here.hear()
         return said.texts, ""

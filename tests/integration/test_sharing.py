@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Here, run, shared_files, values
+from ranks import Here, check_no_files_left, run, shared_files, values
 
 from phalanx import _native
 from phalanx.transports import segments
@@ -68,7 +68,7 @@ def _fall_back(here: Here) -> float:
 def test_where_proc_is_hidden_a_file_serves(tmp_path: Path) -> None:
     before = shared_files()
     assert values(_fall_back, 3, tmp_path) == [3.0] * 3
-    assert shared_files() <= before
+    check_no_files_left(before)
 
 
 def _cannot_share(here: Here) -> None:
@@ -85,7 +85,7 @@ def test_ranks_that_cannot_share_are_told_so(tmp_path: Path) -> None:
         assert "  rank 2 (host " in end.text
         assert "  rank 0 (host " not in end.text
         assert "Next: start all ranks in one container" in end.text
-    assert shared_files() <= before
+    check_no_files_left(before)
 
 
 def test_a_file_whose_maker_was_killed_is_removed_by_the_next_group(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Here, World, place, shared_files, values
+from ranks import Here, World, check_no_files_left, place, shared_files, values
 
 import phalanx
 import phalanx.testing as pt
@@ -272,9 +272,8 @@ def test_use_in_a_forked_child(tmp_path: Path) -> None:
 
 def _die(here: Here, step: int) -> str:
     whole = phalanx.new_group(store=here.store(), rank=here.rank, world_size=here.size)
-    if here.rank == 1:
-        kind: Any = type(whole._group)
-        kind.run = _killing(kind.run, step)
+    kind: Any = type(whole._group)
+    kind.run = _telling(kind.run, here, step)
     with pytest.raises(phalanx.PeerLost) as caught:
         whole.split_group([0, 1, 2])
     here.tell()
@@ -282,25 +281,33 @@ def _die(here: Here, step: int) -> str:
     return f"{caught.value.peer} {caught.value.message}"
 
 
-def _killing(run: Callable[..., None], step: int) -> Callable[..., None]:
-    """Dies before the call of this number."""
+def _telling(run: Callable[..., None], here: Here, step: int) -> Callable[..., None]:
+    """Tells that it comes to the call of this number. Rank 1 does not make it, but dies when it is told to."""
     left = [step]
 
-    def killing(*args: Any) -> None:
+    def telling(*args: Any) -> None:
         if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            here.tell()
+            if here.rank == 1:
+                here.hear()
+                os.kill(os.getpid(), signal.SIGKILL)
         left[0] -= 1
         run(*args)
 
-    return killing
+    return telling
 
 
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_death_in_any_step(step: int, tmp_path: Path) -> None:
     before = shared_files()
     world = World(_die, 3, tmp_path, step)
+    world.all_told(0, 1, 2)
+    # Both are in the call: one that comes to it after the other one has found the death is told of a broken group.
+    world.wait_asleep(0)
+    world.wait_asleep(2)
+    world.tell(1)
     world.all_told(0, 2)
-    assert shared_files() <= before
+    check_no_files_left(before)
     world.tell_all(0, 2)
     ends = world.ends()
     for rank in (0, 2):
@@ -334,7 +341,7 @@ def _hide(here: Here, hidden: tuple[str, ...]) -> list[Any]:
 def test_a_rank_that_can_not_open_the_memory_gets_a_file(tmp_path: Path) -> None:
     before = shared_files()
     assert values(_hide, 3, tmp_path, ("/proc/",)) == [[0, 3], [3, 3], [3, 3]]
-    assert shared_files() <= before
+    check_no_files_left(before)
 
 
 def test_memory_that_a_rank_can_not_open_at_all(tmp_path: Path) -> None:
@@ -344,7 +351,7 @@ def test_memory_that_a_rank_can_not_open_at_all(tmp_path: Path) -> None:
         "  rank 1:\n    no way to proc\n    no way to dev"
     )
     assert values(_hide, 3, tmp_path, ("/proc/", "/dev/")) == [["GROUP:NOT_SHARED", text, 3]] * 3
-    assert shared_files() <= before
+    check_no_files_left(before)
 
 
 @pytest.mark.parametrize("seed", range(5))

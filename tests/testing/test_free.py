@@ -84,8 +84,8 @@ def test_a_callback_that_others_wait_for() -> None:
 
 
 def test_ranks_that_wait_for_a_time_are_not_stuck() -> None:
-    faults = [pt.delay(1, at_call=1, seconds=2.0)]
-    pt.run(lambda rank, world: dist.barrier(), 2, schedule="free", faults=faults, stuck_after=1.0)
+    faults = [pt.delay(1, at_call=1, seconds=4.0)]
+    pt.run(lambda rank, world: dist.barrier(), 2, schedule="free", faults=faults, stuck_after=3.0)
 
 
 def test_a_deadlock_is_told_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import re
 import threading
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 import phalanx.testing as pt
 from phalanx import CallTimeout, Deadlock, GroupError, InvalidCall, PeerLost
+from phalanx.testing.scheduling import Errand, Scheduling
 
 Function = Callable[[int, pt.World], Any]
 
@@ -267,6 +269,75 @@ def test_a_thread_that_computes_first_is_waited_for(options: dict[str, Any]) -> 
         return tensor.item()
 
     assert pt.run(send_what_was_computed, 2, **options)[1] > 1_000_000
+
+
+def barrier_and_hurry(is_late: threading.Event) -> None:
+    try:
+        dist.barrier()
+    finally:
+        is_late.clear()
+
+
+def barrier_beside_a_thread(send: Callable[[], None], is_late: threading.Event) -> None:
+    is_late.set()
+    thread = threading.Thread(target=send)
+    thread.start()
+    barrier_and_hurry(is_late)
+    thread.join()
+
+
+def barrier_beside_a_task(send: Callable[[], None], is_late: threading.Event) -> None:
+    """The thread of the executor is there, and sleeps."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(int).result()
+        is_late.set()
+        executor.submit(send)
+        barrier_and_hurry(is_late)
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=["in order", "random", "free"])
+@pytest.mark.parametrize("barrier", [barrier_beside_a_thread, barrier_beside_a_task])
+def test_a_thread_that_is_slow_to_begin_is_waited_for(
+    barrier: Callable[..., None], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_late, adopt = threading.Event(), Scheduling.adopt
+
+    def adopt_late(turns: Scheduling, rank: int, errand: Errand) -> None:
+        """When all ranks wait, or are told that nobody can go on."""
+        while is_late.is_set() and not all(turns.waiting_for(rank) for rank in range(turns.size)):
+            os.sched_yield()
+        adopt(turns, rank, errand)
+
+    def send_and_receive(rank: int, world: pt.World) -> float:
+        tensor = torch.zeros(1)
+        if rank == 0:
+            barrier(lambda: dist.send(torch.ones(1), 1), is_late)
+        else:
+            dist.recv(tensor, 0)
+            dist.barrier()
+        return tensor.item()
+
+    monkeypatch.setattr(Scheduling, "adopt", adopt_late)
+    assert pt.run(send_and_receive, 2, **options) == [0.0, 1.0]
+
+
+def test_a_task_that_was_cancelled_hides_no_deadlock() -> None:
+    """Nor does one that no thread of the executor can begin with."""
+    goes_on = threading.Event()
+
+    def wait_for_each_other(rank: int, world: pt.World) -> None:
+        with ThreadPoolExecutor(1) as executor:
+            executor.submit(goes_on.wait)
+            executor.submit(dist.send, torch.ones(1), 1 - rank).cancel()
+            executor.submit(dist.send, torch.ones(1), 1 - rank)
+            try:
+                dist.recv(torch.zeros(1), 1 - rank)
+            finally:
+                goes_on.set()
+                executor.shutdown(cancel_futures=True)
+
+    with pytest.raises(Deadlock, match="rank 0 waits for rank 1 in recv"):
+        pt.run(wait_for_each_other, 2)
 
 
 def test_an_end_of_a_thread_lets_a_deadlock_be_found_where_ranks_run_freely() -> None:

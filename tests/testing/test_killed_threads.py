@@ -209,7 +209,7 @@ def test_a_thread_that_comes_while_its_rank_is_being_killed(
         wait_until(has_come.is_set)
 
     monkeypatch.setattr("phalanx.testing.world.Turns", LateTurns)
-    pt.run(come_late, 2, faults=pt.kill(1), stuck_after=3, **options)
+    pt.run(come_late, 2, faults=pt.kill(1), stuck_after=30, **options)
 
 
 @pytest.mark.parametrize("options", SCHEDULES, ids=IDS)

@@ -239,8 +239,8 @@ def test_a_rank_that_is_stuck_gets_an_exception() -> None:
             pass
         world.barrier()
 
-    with pytest.raises(pt.Stuck, match=r"(?s)rank 1 did not communicate for 0.5 s; it was here:.*in spin") as caught:
-        pt.run(spin, 3, stuck_after=0.5)
+    with pytest.raises(pt.Stuck, match=r"(?s)rank 1 did not communicate for 2 s; it was here:.*in spin") as caught:
+        pt.run(spin, 3, stuck_after=2)
     assert caught.value.__notes__[:2] == [
         "on rank 1",
         "because of it:\n  ranks 0, 2: PeerLost in barrier, seq 1",
@@ -258,7 +258,7 @@ def test_a_rank_that_can_not_be_interrupted_is_abandoned() -> None:
     with pytest.raises(
         pt.Stuck, match=r"(?s)rank 1 .* ignored an exception, and its thread was abandoned; it was here:.*in hold"
     ):
-        pt.run(hold, 2, stuck_after=0.5)
+        pt.run(hold, 2, stuck_after=2)
     go_on.set()
     for thread in set(threading.enumerate()) - set(before):
         thread.join(20)

@@ -163,6 +163,7 @@ class Free(Scheduling):
         for strand in running:
             if strand.native_id not in self._outside:
                 self._outside.add(strand.native_id, strand.rank)
+        self._look_for_beginners()
         if not self._outside:
             return False
         if self._stalled[0] != self.num_steps:

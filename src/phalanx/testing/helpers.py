@@ -9,22 +9,62 @@ seen.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
 from typing import Any
 
-__all__ = ["Helpers", "RunAs"]
+from phalanx.testing.scheduling import Errand
 
-# Calls something as a rank. `is_task`: what it raises goes to whoever waits for the task.
-RunAs = Callable[[Callable[[], Any], bool], Any]
+__all__ = ["Helpers", "RunAs", "Task"]
+
+# Calls something as a rank.
+RunAs = Callable[[Callable[[], Any], Errand], Any]
+
+
+class _Life(Errand):
+    """What a thread does that a rank has started."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        super().__init__()
+        self._thread = thread
+
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def threads(self) -> list[int]:
+        return _numbers_of([self._thread])
+
+
+class Task(Errand):
+    """What a rank has handed to an executor. What it raises goes to whoever waits for it."""
+
+    def __init__(self, executor: ThreadPoolExecutor) -> None:
+        super().__init__()
+        self._executor = executor
+        self.future: Future[Any] | None = None
+
+    def is_over(self) -> bool:
+        """It may have been cancelled."""
+        return self.future is not None and self.future.done()
+
+    def threads(self) -> list[int]:
+        return _numbers_of(tuple(getattr(self._executor, "_threads", ())))
+
+
+def _numbers_of(threads: Iterable[threading.Thread]) -> list[int]:
+    return [thread.native_id for thread in threads if thread.native_id is not None]
 
 
 class Helpers:
-    """`heir` is called in the thread that starts another, and says as whom that one runs; None: it is no rank's."""
+    """`heir` is called in the thread that starts another, and says as whom that one runs; None: it is no rank's.
 
-    def __init__(self, heir: Callable[[], RunAs | None]) -> None:
+    `expect` is called there as well, when the other one is about to begin, or has begun.
+    """
+
+    def __init__(self, heir: Callable[[], RunAs | None], expect: Callable[[Errand], None]) -> None:
         self._heir = heir
+        self._expect = expect
         self._here = threading.local()
         self._start = threading.Thread.start
         self._submit = ThreadPoolExecutor.submit
@@ -36,9 +76,13 @@ class Helpers:
         def start(thread: threading.Thread) -> None:
             # Those of executors belong to nobody, but their tasks do.
             run_as = None if getattr(self._here, "submits", False) else self._heir()
-            if run_as is not None:
-                _have_run_as(thread, run_as)
+            if run_as is None:
+                original(thread)
+                return
+            life = _Life(thread)
+            _have_run_as(thread, run_as, life)
             original(thread)
+            self._expect(life)
 
         def submit(executor: Any, function: Callable[..., Any], /, *args: Any, **more: Any) -> Any:
             run_as = self._heir()
@@ -46,9 +90,12 @@ class Helpers:
             try:
                 if run_as is None:
                     return original_submit(executor, function, *args, **more)
-                return original_submit(executor, run_as, partial(function, *args, **more), True)
+                task = Task(executor)
+                task.future = original_submit(executor, run_as, partial(function, *args, **more), task)
             finally:
                 self._here.submits = False
+            self._expect(task)
+            return task.future
 
         threading.Thread.start = wraps(original)(start)  # type: ignore[method-assign, assignment]
         ThreadPoolExecutor.submit = wraps(original_submit)(submit)  # type: ignore[method-assign]
@@ -58,12 +105,12 @@ class Helpers:
         ThreadPoolExecutor.submit = self._submit  # type: ignore[method-assign]
 
 
-def _have_run_as(thread: threading.Thread, run_as: RunAs) -> None:
+def _have_run_as(thread: threading.Thread, run_as: RunAs, life: _Life) -> None:
     before = thread.run
 
     def run() -> None:
         # The thread and this function refer to each other.
         del thread.run
-        run_as(before, False)
+        run_as(before, life)
 
     thread.run = run  # type: ignore[method-assign]

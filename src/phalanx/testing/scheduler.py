@@ -191,6 +191,7 @@ class Turns(Scheduling):
         watch, limits = self._watch, self._limits_of(holder)
         if self._is_choosing or limits is None or watch.goes_on(limits):
             return None
+        self._look_for_beginners()
         if self._outside.may_come(watch.since, lambda _: _FOR_OTHERS, rank=holder.rank):
             return None
         with self._gate:
@@ -407,6 +408,7 @@ class Turns(Scheduling):
         """Which strand goes on: one that is ready. None where there is none left: all have ended."""
         self._is_choosing = True
         while not self._ready or (self._num_in_vain and self._num_in_vain == len(self._ready)):
+            self._look_for_beginners()
             if self._outside and not self._ready and self._somebody_comes(0.0):
                 break
             if self._jump():
@@ -455,6 +457,7 @@ class Turns(Scheduling):
 
         while not self._ready and self._outside:
             self._check_abandoned()
+            self._look_for_beginners()
             may_come = self._outside.may_come(since, limits_of, lambda: bool(self._ready))
             if not may_come and time.monotonic() >= since + seconds:
                 break

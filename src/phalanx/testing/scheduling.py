@@ -24,7 +24,7 @@ from phalanx.testing.outside import Limits, Outside
 from phalanx.testing.schedules import Trace
 from phalanx.transports.threads import Origin
 
-__all__ = ["LONG", "Interruption", "Nap", "Scheduling", "Strand", "Timer", "Unwound", "Waitable", "forked"]
+__all__ = ["LONG", "Errand", "Interruption", "Nap", "Scheduling", "Strand", "Timer", "Unwound", "Waitable", "forked"]
 
 
 # Seconds after which a thread that only polls, or sleeps, is not expected to communicate any more.
@@ -129,6 +129,22 @@ class Timer:
         self.is_over = is_over
 
 
+class Errand:
+    """What a rank has another thread do."""
+
+    def __init__(self) -> None:
+        self.rank = -1
+        self.has_begun = False
+
+    def is_over(self) -> bool:
+        """Whether no thread will begin with it any more."""
+        raise NotImplementedError
+
+    def threads(self) -> list[int]:
+        """Those that may begin with it, as the system numbers them."""
+        raise NotImplementedError
+
+
 class Scheduling:
     """What schedulers have in common.
 
@@ -147,7 +163,7 @@ class Scheduling:
         self._strands = [Strand(rank) for rank in range(size)]
         # The threads that are or were strands, as the system numbers them. Those of executors may become others.
         self._known: set[int] = set()
-        # Held while a strand is added, comes to communicate, or ends and is removed.
+        # Held while a strand is added, comes to communicate, or ends and is removed, and while an errand begins.
         self._gate = threading.Lock()
         # Ranks that were killed; those whose threads end; the strands of the last one of these that have not ended.
         self._dead: set[int] = set()
@@ -157,6 +173,11 @@ class Scheduling:
         self._awake_at = 0.0
         # Threads of ranks that run without having the turn, by their numbers in the system.
         self._outside = Outside()
+        # What ranks have threads do that have not begun with it; the threads outside that may be about to; those that
+        # have begun with something, and go on with it.
+        self._errands: list[Errand] = []
+        self._beginners: set[int] = set()
+        self._adopted: set[int] = set()
         # Seconds for which a thread is waited for that computes there while no rank can go on.
         self.patience = 30.0
         # Calls of threads of which nobody knows whose they are.
@@ -200,15 +221,46 @@ class Scheduling:
         """Whether this is a forked child of the process in which the ranks run."""
         return self._origin.is_forked
 
-    def adopt(self, rank: int) -> None:
+    def expect(self, errand: Errand) -> None:
+        """In a thread of a rank, when it has another one do something: that one is about to begin, or has begun."""
+        errand.rank = self.rank
+        with self._gate:
+            if not errand.has_begun:
+                self._errands.append(errand)
+
+    def adopt(self, rank: int, errand: Errand) -> None:
         """First of all, in a thread that a rank has started: it is one of the rank's."""
         self._here.rank, self._here.strand = rank, None
-        if rank not in self._dead:
-            self._outside.add(threading.get_native_id(), rank)
+        thread = threading.get_native_id()
+        with self._gate:
+            errand.has_begun = True
+            if errand in self._errands:
+                self._errands.remove(errand)
+            self._beginners.discard(thread)
+            self._adopted.add(thread)
+            if rank not in self._dead:
+                self._outside.add(thread, rank)
+
+    def _look_for_beginners(self) -> None:
+        """Before a look at the threads outside: a thread that is about to begin with something is one of them."""
+        if not self._errands and not self._beginners:
+            return
+        with self._gate:
+            self._errands = [one for one in self._errands if not one.is_over() and one.rank not in self._dead]
+            found = {thread: one.rank for one in self._errands for thread in one.threads()}
+            beginners = found.keys() - self._adopted
+            for thread in self._beginners - beginners:
+                self._outside.discard(thread)
+            for thread in beginners:
+                if thread not in self._outside:
+                    self._outside.add(thread, found[thread])
+            self._beginners = beginners
 
     def release(self) -> None:
         """Last of all, in such a thread."""
-        self._outside.discard(threading.get_native_id())
+        with self._gate:
+            self._adopted.discard(threading.get_native_id())
+            self._outside.discard(threading.get_native_id())
         me: Strand | None = self._here.strand
         self._here.rank = self._here.strand = None
         if me is not None:

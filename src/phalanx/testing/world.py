@@ -35,10 +35,10 @@ from phalanx.testing.faults import Fault, let_happen
 from phalanx.testing.folders import folder_of_run
 from phalanx.testing.free import Free
 from phalanx.testing.graph import describe_deadlock, describe_wait
-from phalanx.testing.helpers import Helpers, RunAs
+from phalanx.testing.helpers import Helpers, RunAs, Task
 from phalanx.testing.scheduler import Turns
 from phalanx.testing.schedules import Policy
-from phalanx.testing.scheduling import Unwound
+from phalanx.testing.scheduling import Errand, Unwound
 from phalanx.testing.store import KeyWait, SharedStore
 from phalanx.transports import threads
 from phalanx.transports.circles import find_circle
@@ -161,7 +161,7 @@ class ThreadsWorld:
         self._folder: Path | None = None
         self._left_to_do = contextlib.ExitStack()
         self._torch_worlds = OwnWorlds(self.turns.pause, self.turns.stranger)
-        self._helpers = Helpers(self._heir)
+        self._helpers = Helpers(self._heir, self.turns.expect)
         # What threads that ranks have started raise, with the rank.
         self.failures_of_helpers: list[tuple[int, BaseException]] = []
 
@@ -417,13 +417,13 @@ class ThreadsWorld:
             return None
         return partial(self._run_as, self.turns.rank, self._torch_worlds.belongings())
 
-    def _run_as(self, rank: int, belongings: Any, call: Callable[[], Any], is_task: bool) -> Any:
+    def _run_as(self, rank: int, belongings: Any, call: Callable[[], Any], errand: Errand) -> Any:
         """In a thread that the rank has started."""
         if self.turns.is_rank:
             return call()
         threads.place.world = self
         self._torch_worlds.enter_as(belongings)
-        self.turns.adopt(rank)
+        self.turns.adopt(rank, errand)
         if self._takes_turns:
             torch.set_num_threads(1)
         try:
@@ -432,7 +432,7 @@ class ThreadsWorld:
             return None
         except Exception as error:
             # Python would print it, and the rank would not know.
-            if is_task or not self.turns.has_communicated:
+            if isinstance(errand, Task) or not self.turns.has_communicated:
                 raise
             if rank in self.killed:
                 return None

@@ -270,7 +270,18 @@ class Lookout:
         """The error of a rank that learns that another one gave up."""
         error = _told_by(self._info, given_up)
         self._told = error, given_up
+        if given_up.kind == "PeerLost" and 0 <= given_up.peer < self._info.size:
+            self._forget_dead(given_up.peer)
         return error
+
+    def _forget_dead(self, rank: int) -> None:
+        """Another rank has found its death, which is told here, too, before this rank has found it by itself."""
+        identity = identities.last_met(self._venue.numbering, self._info.members[rank])
+        if rank in self._known.identities or identity == identities.NOBODY:
+            return
+        process = _native.Peer.watch(*identity)
+        if process is not None and process.dead:
+            identities.forget(identity)
 
 
 def _told_by(info: GroupInfo, given_up: GivenUp) -> PhalanxError:
