@@ -23,6 +23,8 @@ from contract_messages import COUNTS, DTYPES, Message, Side, draw_message, every
 from contract_pool import Member
 from torch import Tensor
 
+from huge import huge_tensor
+
 __all__ = [
     "exchange_both_ways",
     "exchange_huge",
@@ -311,10 +313,11 @@ def exchange_in_threads(member: Member, num_threads: int, num_rounds: int) -> Re
 
 def exchange_huge(member: Member) -> Result:
     """A little more than 2 GiB, and than 2**31 elements, from rank 0 to rank 1."""
+    tensor = huge_tensor(HUGE + 8 - HUGE % 8).view(torch.int64)
     if member.rank == 0:
-        dist.send(torch.arange(HUGE // 8 + 1).view(torch.uint8)[:HUGE], group=member.group, group_dst=1)
+        torch.arange(len(tensor), out=tensor)
+        dist.send(tensor.view(torch.uint8)[:HUGE], group=member.group, group_dst=1)
         return 1, []
-    tensor = torch.empty(HUGE // 8 + 1, dtype=torch.int64)
     tensor[-1] = -1
     dist.recv(tensor.view(torch.uint8)[:HUGE], group=member.group, group_src=0)
     # The bytes of the last number that were not sent stay as they were.

@@ -15,6 +15,7 @@ from ranks import Here, values
 
 import phalanx
 from default_group import default_group
+from huge import huge_tensor
 
 
 def _recreate(here: Here) -> list[float]:
@@ -311,7 +312,7 @@ def _large(here: Here) -> list[bool]:
     """A little more than 2 GiB and than 2**31 elements of one byte."""
     here.init(timeout=100)
     count = 2**31 + 1000
-    tensor = torch.zeros(count, dtype=torch.uint8)
+    tensor = huge_tensor(count)
     tensor[-1] = here.rank + 1
     tensor[0] = 7
     dist.all_reduce(tensor)
