@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CXX_SOURCES := $(wildcard src/phalanx/_core/*.?pp tests/native/*.?pp)
 export OMP_NUM_THREADS ?= 1
+# Tests start thousands of processes: without compiled files each would compile what it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo check test test-newest conformance soak lint stubs format bench sanitize changelog clean

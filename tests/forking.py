@@ -24,7 +24,9 @@ _PRELOADED = [
     "torch.distributed.elastic.agent.server.local_elastic_agent",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "phalanx",
+    "phalanx.debug.observing",
     "phalanx.group.process_group",
+    "phalanx.group.registry",
     "phalanx.testing.worker",
 ]
 

@@ -632,6 +632,14 @@ def set_torch(
     What of torch the front reads tensors with. To be called once, before the first call.
     """
 
+def learn_lazy_bits(samples: Sequence[tuple[object, bool, bool]]) -> bool:
+    """
+    Finds out where tensors say that they are lazily negated or conjugated, by (tensor, negated, conjugated). Returns whether it did; if not, torch's methods are asked.
+    """
+
+def is_lazy(tensor: object) -> bool:
+    """For tests: whether a tensor is lazily negated or conjugated."""
+
 class ProblemKind(enum.Enum):
     """What is wrong with the arguments of a call."""
 

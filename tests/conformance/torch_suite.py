@@ -163,6 +163,10 @@ def _load(backend: str) -> ModuleType:
         DistTestCases.backend_feature[feature].add(backend)
     from torch.testing._internal.distributed import distributed_test
 
+    # What the first group of a rank would load.
+    import phalanx.debug.observing
+    import phalanx.group.registry  # noqa: F401
+
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"importing the suite started {len(threads) - 1} threads: ranks can't be forked"
     return distributed_test

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fallen_jobs import JOBS, SIZE, Job, Rank
 from ranks import until
 
 import forking
+import programs
 
 
 def be_rank(rank: int, folder: Path, body: Callable[[Rank], None]) -> None:
@@ -147,46 +149,28 @@ def running(jobs: list[Job], folder: Path, *, has_launcher: bool) -> Iterator[li
             run.kill()
 
 
-class TorchrunRun:
-    """A job that the command torchrun runs."""
+@dataclass(frozen=True)
+class EndedRun:
+    """A job that the command torchrun has run."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
-        self.job, self.folder = job, folder
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={SIZE}", __file__]
-        with open(folder / "output", "wb") as output:
-            self._process = subprocess.Popen(
-                [*command, os.fspath(folder), str(JOBS.index(job))],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(Path(forking.__file__).parent)},
-            )
-
-    def end(self, deadline: float) -> None:
-        self._process.wait(deadline - time.monotonic())
+    job: Job
+    folder: Path
 
     def output(self) -> str:
         return output_of(self.folder)
 
-    def kill(self) -> None:
-        """With its ranks, which torchrun does not end where it is killed."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
 
-
-@contextlib.contextmanager
-def running_by_torchrun(jobs: list[Job], folder: Path) -> Iterator[list[TorchrunRun]]:
-    """All at once."""
-    runs: list[TorchrunRun] = []
-    try:
-        for job in jobs:
-            (folder / job.name).mkdir()
-            runs.append(TorchrunRun(job, folder / job.name))
-        yield runs
-    finally:
-        for run in runs:
-            run.kill()
+def run_by_torchrun(job: Job, folder: Path, *, is_forked: bool) -> EndedRun:
+    """`is_forked`: processes are forked from a server that has torch loaded. Otherwise all are fresh interpreters."""
+    command = ["--standalone", f"--nproc-per-node={SIZE}", __file__, os.fspath(folder), str(JOBS.index(job))]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(Path(forking.__file__).parent)}
+    if is_forked:
+        done = programs.run(["torchrun", *command], folder, env)
+    else:
+        words = [sys.executable, "-m", "torch.distributed.run", *command]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False, env=env)
+    (folder / "output").write_text(done.stdout + done.stderr)
+    return EndedRun(job, folder)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fallen_jobs import JOBS, SIZE
-from fallen_runs import Run, TorchrunRun, running, running_by_torchrun
+from fallen_runs import EndedRun, Run, run_by_torchrun, running
 
 from phalanx.commands import main
 from phalanx.debug.evidence import read_boxes
@@ -42,7 +42,7 @@ def test_the_last_line_names_the_cause(runs: list[Run], number: int, capsys: pyt
     _check_cause(runs[number], capsys)
 
 
-def _check_cause(run: Run | TorchrunRun, capsys: pytest.CaptureFixture[str]) -> None:
+def _check_cause(run: EndedRun | Run, capsys: pytest.CaptureFixture[str]) -> None:
     (job,) = (run.folder / "jobs").iterdir()
     assert main(["report", str(job)]) == 0
     said = capsys.readouterr().out
@@ -52,17 +52,20 @@ def _check_cause(run: Run | TorchrunRun, capsys: pytest.CaptureFixture[str]) -> 
     assert causes[0].startswith(run.job.expected(_pids(job))), f"{said}\n{run.output()}"
 
 
-@pytest.mark.timeout(300)
-def test_jobs_that_torchrun_itself_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "is_forked"),
+    [
+        ("killed_while_others_wait", False),
+        ("crash_while_others_compute", True),
+        ("exception_while_others_wait", True),
+    ],
+)
+def test_jobs_that_torchrun_itself_runs(
+    name: str, is_forked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It ends the survivors as soon as one rank has failed, by SIGTERM, while they wait or compute."""
-    names = ["killed_while_others_wait", "crash_while_others_compute", "exception_while_others_wait"]
-    jobs = [job for job in JOBS if job.name in names]
-    assert len(jobs) == len(names)
-    with running_by_torchrun(jobs, tmp_path) as runs:
-        for run in runs:
-            run.end(time.monotonic() + 2 * _PATIENCE)
-    for run in runs:
-        _check_cause(run, capsys)
+    (job,) = [job for job in JOBS if job.name == name]
+    _check_cause(run_by_torchrun(job, tmp_path, is_forked=is_forked), capsys)
 
 
 def test_the_first_survivor_that_knows_says_so_once(runs: list[Run]) -> None:

@@ -20,6 +20,7 @@ from ranks import until
 from torch import Tensor
 
 from phalanx import ProcessGroup, _native
+from phalanx.collectives.checks import LEARNED_LAZY_BITS, learn_lazy_bits
 from phalanx.errors import InvalidCall
 from phalanx.group.calling import CallingGroup
 from phalanx.group.torch_compat import LEARNED_OPTIONS, OPTION_CLASSES, sample_options
@@ -216,6 +217,60 @@ def test_objects_of_other_classes_are_not_options() -> None:
     assert _native.read_options(dist.BarrierOptions(), True, False, False) is None
 
 
+# Tensors that are negated or conjugated, but not in memory.
+
+
+def _lazy_and_not() -> Iterator[Tensor]:
+    for dtype in (torch.complex64, torch.complex128):
+        whole = torch.zeros(3, 4, dtype=dtype)
+        for each in (whole, whole[1:], whole.t(), whole[:, :0], whole[0, 0], whole.clone().detach(), whole.to_sparse()):
+            yield each
+            if each.layout is torch.strided:
+                yield from (each.conj(), each.conj().conj(), each.real, each.imag, each.conj().real, each.conj().imag)
+                yield from (torch._neg_view(each), torch._neg_view(each).conj(), each.conj().imag.resolve_neg())
+    for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool):
+        plain = torch.empty(5, dtype=dtype)
+        yield from (plain, plain[2:], torch.nn.Parameter(plain, requires_grad=False))
+    leaf = torch.zeros(3, dtype=torch.complex64, requires_grad=True)
+    yield from (leaf, leaf.conj(), leaf.conj().imag, leaf * 2, (leaf * 2).conj(), torch.empty(2, device="meta"))
+    with torch.inference_mode():
+        yield from (torch.zeros(2), torch.zeros(2, dtype=torch.complex64).conj().imag)
+    yield torch.zeros(2, dtype=torch.complex64).as_subclass(_OtherClass).conj()
+
+
+class _OtherClass(Tensor):
+    """A class that the front knows nothing of."""
+
+
+def test_lazy_tensors_are_known_as_torch_knows_them() -> None:
+    tensors = list(_lazy_and_not())
+    assert [_native.is_lazy(each) for each in tensors] == [each.is_neg() or each.is_conj() for each in tensors]
+    assert {_native.is_lazy(each) for each in tensors} == {False, True}
+
+
+def test_the_bits_of_lazy_tensors_are_known() -> None:
+    """Where they are not found, calls are slower, and right all the same."""
+    assert LEARNED_LAZY_BITS
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        pytest.param([], id="none"),
+        pytest.param([(torch.zeros(1), False, False)] * 3, id="nothing lazy"),
+        pytest.param([(torch.zeros(1), True, False), (torch.zeros(1), False, True)], id="wrong"),
+        pytest.param([(torch.zeros(1).as_subclass(_OtherClass), False, False)], id="another class"),
+    ],
+)
+def test_nothing_is_learned_from_samples_that_do_not_tell(samples: list[tuple[Tensor, bool, bool]]) -> None:
+    try:
+        assert not _native.learn_lazy_bits(samples)
+        assert _native.is_lazy(torch.zeros(1, dtype=torch.complex64).conj())
+        assert not _native.is_lazy(torch.zeros(1))
+    finally:
+        assert learn_lazy_bits()
+
+
 # Lists and modes that change what a call is made of while it is made.
 
 
@@ -237,7 +292,7 @@ class _Interferes(torch.overrides.TorchFunctionMode):
 @pytest.mark.parametrize("async_op", [False, True])
 def test_tensors_are_kept_where_their_list_is_emptied(group: ProcessGroup, async_op: bool) -> None:
     outputs = [torch.zeros(3)]
-    with _Interferes("is_neg", outputs.clear):
+    with _Interferes("untyped_storage", outputs.clear):
         work = group.all_gather(outputs, torch.ones(3), async_op=async_op)
     work.wait()
     assert outputs == []

@@ -15,6 +15,7 @@ from ranks import Here, values
 
 import phalanx
 from default_group import default_group
+from huge import PERIOD, repeating
 
 
 def _recreate(here: Here) -> list[float]:
@@ -312,15 +313,15 @@ def test_calls_from_several_threads_of_a_rank(tmp_path: Path) -> None:
 def _large(here: Here) -> list[bool]:
     """A little more than 2 GiB and than 2**31 elements of one byte."""
     here.init(timeout=100)
-    count = 2**31 + 1000
-    tensor = torch.zeros(count, dtype=torch.uint8)
-    tensor[-1] = here.rank + 1
-    tensor[0] = 7
-    dist.all_reduce(tensor)
-    reduced = tensor[0].item() == 14 and tensor[-1].item() == 3 and tensor[1:-1].count_nonzero().item() == 0
-    tensor[-5] = here.rank
-    dist.broadcast(tensor, 1)
-    return [reduced, tensor[-5].item() == 1]
+    patterns = [torch.arange(PERIOD // 8, dtype=torch.int64).add_(rank * 12345).view(torch.uint8) for rank in range(2)]
+    with repeating(2**31 + 1000) as tensor:
+        tensor[:PERIOD] = patterns[here.rank]
+        # A byte stays wrong that was too large once, however often it is reduced again.
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        reduced = torch.equal(tensor[:PERIOD], torch.maximum(*patterns))
+        tensor[:PERIOD] = patterns[here.rank]
+        dist.broadcast(tensor, 1)
+        return [reduced, torch.equal(tensor[:PERIOD], patterns[1])]
 
 
 @pytest.mark.slow

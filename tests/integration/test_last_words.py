@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import torch.multiprocessing
 from ranks import Here, World, place
 
 import phalanx
+import programs
 
 
 class DataError(Exception):
@@ -277,14 +277,7 @@ def test_torchrun_starts_again(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(_TRAINING)
     options: list[Any] = ["--nproc-per-node=2", "--max-restarts=2", "--monitor-interval=0.05", "--standalone"]
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *options, program, tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    result = programs.run(["torchrun", *options, program, tmp_path], tmp_path)
     assert result.returncode == 0, result.stderr
     assert [(tmp_path / f"done{rank}").read_text() for rank in (0, 1)] == ["1 4.0", "1 4.0"]
     failed = tmp_path / "failed0"

@@ -22,6 +22,7 @@ from test_splitting import on_both, run, sum_of
 
 import phalanx
 import phalanx.testing as pt
+import programs
 
 
 def _worlds(rank: int, world: pt.World) -> list[float]:
@@ -82,14 +83,7 @@ for name in (None, "again", None):
 def test_from_the_environment(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(program)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    done = programs.run(["torchrun", "--nproc-per-node=2", "--standalone", program], tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == sorted(
         f"{rank} 2 2.0 {name} 0:00:30" for name in ("phalanx", "again", "phalanx") for rank in (0, 1)

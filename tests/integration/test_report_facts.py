@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch.distributed as dist
 from ranks import Here, World, until, values
 from torch.distributed.device_mesh import init_device_mesh
 
+import programs
 from phalanx.commands import main
 from phalanx.debug.own_box import own_box
 from phalanx.debug.records import read_box
@@ -106,14 +105,8 @@ def test_torchrun_shows_a_crash_on_the_terminal(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(_CRASH)
     options: list[Any] = ["--nproc-per-node=2", "--monitor-interval=0.1", "--standalone"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *options, program, tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PHALANX_FOLDER": str(tmp_path / "jobs")},
-        check=False,
-    )
+    env = os.environ | {"PHALANX_FOLDER": str(tmp_path / "jobs")}
+    done = programs.run(["torchrun", *options, program, tmp_path], tmp_path, env)
     assert done.returncode != 0
     (job,) = (tmp_path / "jobs").iterdir()
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("phalanx:")]

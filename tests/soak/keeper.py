@@ -74,7 +74,10 @@ def serve() -> Callable[[], None] | None:
     import torch
     import torch.distributed
 
-    import phalanx.group.process_group  # noqa: F401  (loaded once, here, for all ranks)
+    # Loaded once, here, for all ranks.
+    import phalanx.debug.observing
+    import phalanx.group.process_group
+    import phalanx.group.registry  # noqa: F401
 
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

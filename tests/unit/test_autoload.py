@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import phalanx
 from phalanx import _autoload
 
 # Every test needs a fresh interpreter that imports torch.
@@ -42,27 +43,25 @@ dist.destroy_process_group()
 """
 
 
-def test_import_torch_is_enough() -> None:
-    assert _outcome(USE) == "[1.0, 1.0, 1.0] phalanx"
+# What `import torch` has loaded and started.
+LOOK = """
+import os, sys, torch
+print(sorted(name for name in sys.modules if name.startswith("phalanx")), len(os.listdir("/proc/self/task")))
+"""
 
 
-def test_import_phalanx_registers_too() -> None:
-    assert _outcome("import phalanx" + USE, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "[1.0, 1.0, 1.0] phalanx"
+def test_import_torch_is_enough_and_loads_no_more_than_it_must() -> None:
+    loaded, result = _outcome(LOOK + USE).splitlines()
+    needed = ["phalanx", "phalanx._autoload", *(["phalanx.children"] if sys.version_info >= (3, 13) else [])]
+    without, result_without = _outcome(LOOK + "import phalanx\n" + USE, TORCH_DEVICE_BACKEND_AUTOLOAD="0").splitlines()
+    assert result == result_without == "[1.0, 1.0, 1.0] phalanx"
+    # As many threads as without.
+    assert without.startswith("[] ")
+    assert loaded == f"{needed} {without.removeprefix('[] ')}"
 
 
 def test_both_orders_of_import_register_once() -> None:
     assert _outcome("import phalanx, torch, phalanx" + USE) == "[1.0, 1.0, 1.0] phalanx"
-
-
-def test_import_torch_loads_no_more_than_it_must() -> None:
-    code = "import torch, sys; print(sorted(m for m in sys.modules if m.startswith('phalanx')))"
-    needed = ["phalanx", "phalanx._autoload", *(["phalanx.children"] if sys.version_info >= (3, 13) else [])]
-    assert _outcome(code) == str(needed)
-
-
-def test_no_thread_is_started_by_the_import() -> None:
-    code = "import torch, os; print(len(os.listdir('/proc/self/task')))"
-    assert _outcome(code) == _outcome(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
 def test_a_broken_installation_does_not_break_import_torch(tmp_path: Path) -> None:
@@ -75,9 +74,8 @@ def test_a_broken_installation_does_not_break_import_torch(tmp_path: Path) -> No
         "            raise ImportError('no native module')\n"
         "sys.meta_path.insert(0, Refuse())\n"
     )
-    environment = {"PYTHONPATH": str(tmp_path)}
-    assert _outcome("import torch; print(torch.ones(1).item())", **environment) == "1.0"
-    done = _run(USE, **environment)
+    done = _run("import torch; print(torch.ones(1).item())\n" + USE, PYTHONPATH=str(tmp_path))
+    assert done.stdout.strip() == "1.0"
     assert "ImportError: no native module" in done.stderr
 
 
@@ -142,5 +140,5 @@ def test_line_about_the_version(version: str, is_supported: bool, caplog: pytest
 
 
 def test_an_unknown_attribute_is_an_attribute_error() -> None:
-    done = _run("import phalanx; phalanx.Nothing")
-    assert "AttributeError: module 'phalanx' has no attribute 'Nothing'" in done.stderr
+    with pytest.raises(AttributeError, match="module 'phalanx' has no attribute 'Nothing'"):
+        _ = phalanx.Nothing

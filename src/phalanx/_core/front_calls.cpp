@@ -42,12 +42,22 @@ Span extent_of(const Side& side) noexcept {
   return extent;
 }
 
+// Whether a tensor of one side has bytes of a tensor of the other side. Small tensors mostly lie between each other.
+bool meet(const Side& one, const Side& other) noexcept {
+  if (!meet(extent_of(one), extent_of(other))) return false;
+  const auto span_of = [](const TensorView& tensor) { return Span(tensor.data, tensor.data + tensor.bytes()); };
+  return std::any_of(one.tensors.begin(), one.tensors.end(), [&](const TensorView& tensor) {
+    return std::any_of(other.tensors.begin(), other.tensors.end(),
+                       [&](const TensorView& another) { return meet(span_of(tensor), span_of(another)); });
+  });
+}
+
 // Whether writing outputs could destroy inputs that are still to be read. In place, where each byte is read before it
 // is written, is none of that: the same memory on both sides, or a rank's own block of the longer side. Tensors of an
 // op in place share no memory: the forms check that.
 bool overlaps(const Arranged& arranged, int rank, int size) {
   if (arranged.in.cut == Cut::nothing || arranged.out.cut == Cut::nothing) return false;
-  if (!meet(extent_of(arranged.in), extent_of(arranged.out))) return false;
+  if (!meet(arranged.in, arranged.out)) return false;
   const auto in = spans_of(arranged.in, size), out = spans_of(arranged.out, size);
   const auto own_block = static_cast<std::size_t>(rank);
   for (std::size_t i = 0; i < in.size(); ++i) {

@@ -4,8 +4,6 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +13,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "memory.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -77,12 +77,7 @@ std::int64_t number_at(const char* memory, std::size_t width) {
 // Bytes of the C++ object and behind, as far as they can be read.
 std::string memory_of(PyObject* object) {
   constexpr std::size_t kWindow = 256;
-  std::string bytes(kWindow, '\0');
-  const iovec here{bytes.data(), bytes.size()};
-  const iovec there{const_cast<char*>(address_in(object)), bytes.size()};
-  const ssize_t num = ::process_vm_readv(::getpid(), &here, 1, &there, 1, 0);
-  bytes.resize(num > 0 ? static_cast<std::size_t>(num) : 0);
-  return bytes;
+  return readable_bytes(address_in(object), kWindow);
 }
 
 // The only offset at which all objects have their numbers.

@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <stdexcept>
 #include <tuple>
 
 #include "dlpack.hpp"
+#include "front_lazy.hpp"
 
 namespace nb = nanobind;
 
@@ -44,6 +46,7 @@ struct Torch {
   // Tensors of other classes may carry out calls themselves.
   std::vector<PyObject*> plain_classes;
   NoArguments is_neg, is_conj, untyped_storage, resizable;
+  std::optional<LazyBits> lazy_bits;
   // torch shows its dtypes below a byte as if they were of a byte. Only the dtype object tells.
   nb::object uint8, int8;
   // (name, tensor): raises, or returns (address, number of the dtype, hash of an unlisted dtype, bytes of an element,
@@ -54,6 +57,11 @@ struct Torch {
 Torch& torch() {
   static auto* const made = new Torch;
   return *made;
+}
+
+bool is_of_plain_class(PyObject* tensor) {
+  const auto& classes = torch().plain_classes;
+  return std::find(classes.begin(), classes.end(), reinterpret_cast<PyObject*>(Py_TYPE(tensor))) != classes.end();
 }
 
 struct Known {
@@ -118,6 +126,12 @@ bool is_contiguous(const std::int64_t* shape, const std::int64_t* strides, std::
   return true;
 }
 
+// Negated or conjugated, but not in memory.
+bool is_lazy(PyObject* tensor) {
+  if (torch().lazy_bits && is_of_plain_class(tensor)) return torch().lazy_bits->any_set(tensor);
+  return torch().is_neg(tensor).is(Py_True) || torch().is_conj(tensor).is(Py_True);
+}
+
 }  // namespace
 
 std::string argument_name(const char* name, Py_ssize_t index) {
@@ -133,10 +147,7 @@ TensorView TensorReader::read(PyObject* tensor, const char* name, Py_ssize_t ind
 
 TensorView TensorReader::read_quickly(PyObject* tensor, const char* name, Py_ssize_t index) {
   if (torch().api == nullptr) throw std::logic_error("set_torch was not called");
-  const auto& classes = torch().plain_classes;
-  if (std::find(classes.begin(), classes.end(), reinterpret_cast<PyObject*>(Py_TYPE(tensor))) == classes.end()) {
-    return read_closer(tensor, name, index);
-  }
+  if (!is_of_plain_class(tensor)) return read_closer(tensor, name, index);
   dlpack::Tensor found;
   if (torch().api->borrow_from_object(tensor, &found) != 0) {
     PyErr_Clear();
@@ -180,12 +191,7 @@ TensorView TensorReader::read_closer(PyObject* tensor, const char* name, Py_ssiz
           is_contiguous(kept.data(), strides.data(), ndim, numel)};
 }
 
-bool is_plain(const TensorView& tensor) {
-  if (!tensor.contiguous || torch().is_neg(tensor.object).is(Py_True)) return false;
-  const bool is_complex =
-      tensor.dtype == DType::complex32 || tensor.dtype == DType::complex64 || tensor.dtype == DType::complex128;
-  return !is_complex || !torch().is_conj(tensor.object).is(Py_True);
-}
+bool is_plain(const TensorView& tensor) { return tensor.contiguous && !is_lazy(tensor.object); }
 
 nb::object storage_of(const TensorView& tensor) { return torch().untyped_storage(tensor.object); }
 
@@ -217,6 +223,25 @@ void bind_tensors(nb::module_& module) {
       nb::arg("api"), nb::arg("plain_classes"), nb::arg("is_neg"), nb::arg("is_conj"), nb::arg("untyped_storage"),
       nb::arg("resizable"), nb::arg("uint8"), nb::arg("int8"), nb::arg("look_closer"),
       "What of torch the front reads tensors with. To be called once, before the first call.");
+  module.def(
+      "learn_lazy_bits",
+      [](const std::vector<std::tuple<nb::object, bool, bool>>& samples) {
+        std::vector<LazySample> shown;
+        for (const auto& [tensor, is_neg, is_conj] : samples) {
+          // What is learned from other classes does not hold for these.
+          if (!is_of_plain_class(tensor.ptr())) return false;
+          shown.push_back({tensor, is_neg, is_conj});
+        }
+        torch().lazy_bits = LazyBits::learn(shown);
+        return torch().lazy_bits.has_value();
+      },
+      nb::arg("samples"),
+      "Finds out where tensors say that they are lazily negated or conjugated, by (tensor, negated, conjugated). "
+      "Returns "
+      "whether it did; if not, torch's methods are asked.");
+  module.def(
+      "is_lazy", [](nb::handle tensor) { return is_lazy(tensor.ptr()); }, nb::arg("tensor"),
+      "For tests: whether a tensor is lazily negated or conjugated.");
 }
 
 }  // namespace phalanx

@@ -1,6 +1,7 @@
 #include "memory.hpp"
 
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -53,6 +54,15 @@ bool writable(const Piece& piece) noexcept {
   known_page = first / page_size();
   known_until = now + kTimeToTrust;
   return true;
+}
+
+std::string readable_bytes(const void* address, std::size_t num) {
+  std::string bytes(num, '\0');
+  const iovec here{bytes.data(), bytes.size()};
+  const iovec there{const_cast<void*>(address), bytes.size()};
+  const ssize_t read = ::process_vm_readv(::getpid(), &here, 1, &there, 1, 0);
+  bytes.resize(read > 0 ? static_cast<std::size_t>(read) : 0);
+  return bytes;
 }
 
 }  // namespace phalanx

@@ -22,6 +22,7 @@ from phalanx.memory import find_shared
 from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, NO_ROOT, GroupInfo
 
 __all__ = [
+    "LEARNED_LAZY_BITS",
     "PLAIN_CLASSES",
     "HasOwnDispatch",
     "check_reduction",
@@ -29,6 +30,7 @@ __all__ = [
     "check_tensors",
     "describe",
     "fail",
+    "learn_lazy_bits",
     "look_closer",
 ]
 
@@ -222,4 +224,23 @@ _native.set_torch(
     int8=torch.int8,
     look_closer=look_closer,
 )
+
+
+def _lazy_samples(number: int) -> list[tuple[Tensor, bool, bool]]:
+    """Tensors, whether each is lazily negated, and whether it is lazily conjugated."""
+    dtype = (torch.complex64, torch.complex128)[number % 2]
+    plain = torch.full((number % 3, 2 + number), 1.0 + 2.0j, dtype=dtype, device="cpu")
+    real = torch.zeros(number, dtype=(torch.float32, torch.int64, torch.bool)[number % 3], device="cpu")
+    conjugated = plain.conj()
+    # Some are viewed by others and some are not, so that no count of references tells the same.
+    views = (conjugated.imag, conjugated.real, conjugated.conj(), plain[1:].conj(), plain[1:].conj().imag, real[1:])
+    return [(tensor, tensor.is_neg(), tensor.is_conj()) for tensor in (plain, real, conjugated, *views)]
+
+
+def learn_lazy_bits() -> bool:
+    """Whether the front can tell from memory which tensors are lazy; if not, it asks torch's methods."""
+    return _native.learn_lazy_bits([sample for number in range(8) for sample in _lazy_samples(number)])
+
+
+LEARNED_LAZY_BITS = learn_lazy_bits()
 _native.set_memory_look(overlaps_itself=_overlaps_itself, find_shared=find_shared)

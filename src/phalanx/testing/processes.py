@@ -36,6 +36,14 @@ __all__ = ["Tell", "run_in_processes"]
 # Gets what a rank printed: rank, name of the stream, text.
 Tell = Callable[[int, str, str], None]
 
+# What the server from which workers are forked loads for all of them.
+_PRELOADED = [
+    "torch",
+    "torch.distributed",
+    "phalanx.debug.observing",
+    "phalanx.group.registry",
+    "phalanx.testing.worker",
+]
 # Seconds that workers are given after the first failure, or to end.
 _PATIENCE = 10.0
 # Seconds between two looks at whether ranks get on.
@@ -47,7 +55,7 @@ _TO_END = 2.0
 class _Worker:
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "phalanx.testing.worker"])
+        context.set_forkserver_preload(_PRELOADED)
         self.pipe, theirs = context.Pipe()
         # Nobody writes; it ends with this process.
         life, self._life = context.Pipe(duplex=False)
