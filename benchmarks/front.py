@@ -125,7 +125,10 @@ def _at_most(what: str, most: float, ratio: float) -> Target:
 
 
 def _measure_alone(rank: int, quick: bool) -> dict[str, Alone]:
-    """Each op in turns with all_reduce, in short blocks: the speed of a machine changes within seconds."""
+    """Each op in turns with all_reduce, in short blocks: the speed of a machine changes within seconds.
+
+    Of each alternation the fastest block counts. Whatever disturbs a block that never waits makes it longer.
+    """
     group, nothing = dist.group.WORLD, _make_group_that_does_nothing(0, 1)
     assert group is not None
     cases = _cases(1, rank, 1)
@@ -134,8 +137,8 @@ def _measure_alone(rank: int, quick: bool) -> dict[str, Alone]:
         rounds = []
         for _ in range(ALTERNATIONS):
             contenders = [(one, on) for one in (case, cases["all_reduce"]) for on in (group, nothing)]
-            blocks = [[_time(*contender, num=100) for contender in contenders] for _ in range(5 if quick else 25)]
-            rounds.append([statistics.median(column) for column in zip(*blocks, strict=True)])
+            blocks = [[_time(*contender, num=50) for contender in contenders] for _ in range(10 if quick else 50)]
+            rounds.append([min(column) for column in zip(*blocks, strict=True)])
         own = [(ours - torchs) / (base - base_torchs) for ours, torchs, base, base_torchs in rounds]
         ours, torchs, *_ = (statistics.median(column) for column in zip(*rounds, strict=True))
         ratio = statistics.median(each[0] / each[1] for each in rounds)

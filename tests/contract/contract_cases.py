@@ -102,13 +102,13 @@ def cases(form: str, size: int) -> Iterator[Case]:
             )
 
 
-def run_cases(member: Member, form: str) -> tuple[int, list[str]]:
-    """The number of cases, and what went wrong in the first of those that failed.
+def run_cases(member: Member, form: str, share: slice) -> tuple[int, list[str]]:
+    """The number of cases, and what went wrong in the first of those that failed. `share` says which cases are run.
 
     A window of cases is started async, so that all of it is in flight at once, and run again sync, before or after
     the first ones are waited for.
     """
-    return _run_windows(member, form, list(cases(form, member.size)))
+    return _run_windows(member, form, list(cases(form, member.size))[share])
 
 
 def run_methods(member: Member) -> tuple[int, list[str]]:

@@ -19,7 +19,7 @@ from phalanx.debug.records import GroupName
 from phalanx.printable import printable, printable_lines
 
 # Some of each kind; `make soak` runs thousands.
-_CASES = 150
+_CASES = 60
 
 
 @pytest.mark.slow

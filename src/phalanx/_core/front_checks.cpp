@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -43,6 +44,26 @@ Problem problem_of(ProblemKind kind, std::string name, nb::handle got) {
 Py_ssize_t length_of(nb::handle list, const char* name) {
   if (!PyList_Check(list.ptr()) && !PyTuple_Check(list.ptr())) throw problem_of(ProblemKind::not_a_list, name, list);
   return PySequence_Fast_GET_SIZE(list.ptr());
+}
+
+// Whether it is clear that no two of these share memory. Python finds out about tensors that are not contiguous.
+bool are_apart(const Views& tensors) {
+  using Extent = std::pair<const std::byte*, const std::byte*>;
+  constexpr std::size_t kFew = 8;
+  const bool contiguous =
+      std::all_of(tensors.begin(), tensors.end(), [](const TensorView& tensor) { return tensor.contiguous; });
+  if (!contiguous) return false;
+  std::array<Extent, kFew> few;
+  std::vector<Extent> many(tensors.size() > kFew ? tensors.size() : 0);
+  Extent* const first = many.empty() ? few.data() : many.data();
+  Extent* last = first;
+  for (const TensorView& tensor : tensors) {
+    if (tensor.data != nullptr && tensor.numel > 0) *last++ = {tensor.data, tensor.data + tensor.bytes()};
+  }
+  std::sort(first, last);
+  return std::adjacent_find(first, last, [](const Extent& before, const Extent& after) {
+           return after.first < before.second;
+         }) == last;
 }
 
 bool is_of_dtype(const TensorView& tensor, const TensorView& like) noexcept {
@@ -105,17 +126,7 @@ void check_reduction(const TensorView& tensor, int reduce_op, double factor) {
 }
 
 void check_apart(const TensorReader& reader, const Views& tensors, const char* name, std::size_t per_rank) {
-  if (tensors.size() < 2) return;
-  std::vector<std::pair<const std::byte*, const std::byte*>> extents;
-  extents.reserve(tensors.size());
-  bool contiguous = true;
-  for (const TensorView& tensor : tensors) {
-    contiguous = contiguous && tensor.contiguous;
-    if (tensor.data != nullptr && tensor.numel > 0) extents.emplace_back(tensor.data, tensor.data + tensor.bytes());
-  }
-  std::sort(extents.begin(), extents.end());
-  const auto meet = [](const auto& before, const auto& after) { return after.first < before.second; };
-  if (contiguous && std::adjacent_find(extents.begin(), extents.end(), meet) == extents.end()) return;
+  if (tensors.size() < 2 || are_apart(tensors)) return;
   reader.need_python();
   nb::list objects;
   for (const TensorView& tensor : tensors) objects.append(nb::handle(tensor.object));

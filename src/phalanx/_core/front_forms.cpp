@@ -1,6 +1,7 @@
 #include "front_forms.hpp"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <utility>
 
@@ -21,8 +22,6 @@ class Arranging {
   void arrange(Form form);
 
  private:
-  using Numels = std::vector<std::int64_t>;
-
   void all_reduce();
   void all_reduce_coalesced();
   void reduce();
@@ -356,9 +355,11 @@ void Arranging::describe_shape() {
     const TensorView& tensor = first->tensors[0];
     call().shape = shape_of(tensor.shape, static_cast<std::size_t>(tensor.ndim), false, call().count);
   } else {
-    Numels numels;
-    for (const TensorView& tensor : first->tensors) numels.push_back(tensor.numel);
-    call().shape = shape_of(numels.data(), numels.size(), true, call().count);
+    // The first ones are kept; a list has no hash.
+    std::array<std::int64_t, kSizesKept> numels{};
+    const std::size_t num = first->tensors.size();
+    for (std::size_t i = 0; i < std::min(num, numels.size()); ++i) numels[i] = first->tensors[i].numel;
+    call().shape = shape_of(numels.data(), num, true, call().count);
   }
 }
 

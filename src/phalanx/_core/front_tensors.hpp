@@ -4,7 +4,6 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <vector>
 
@@ -51,7 +50,8 @@ class TensorReader {
   TensorView read_closer(PyObject* tensor, const char* name, Py_ssize_t index);
 
   const Unknown unknown_;
-  std::deque<std::vector<std::int64_t>> shapes_;
+  // Of tensors that Python has looked at. Views point into them, which stay where they are when there are more.
+  std::vector<std::vector<std::int64_t>> shapes_;
   // The tensors that were read. Wherever Python code runs or the GIL is given up, others may change the lists of the
   // call.
   std::vector<nanobind::object>& held_;
