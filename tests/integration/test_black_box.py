@@ -18,14 +18,15 @@ import torch.distributed as dist
 from ranks import Here, World, run, values
 
 import phalanx
+import programs
 
 _TOOLS = Path(sys.executable).parent
 
 
 def _analyzed(folder: Path) -> str:
     """What torch's analyzer says of the traces there."""
-    done = subprocess.run(
-        [_TOOLS / "torchfrtrace", "--prefix", "rank_", folder], capture_output=True, text=True, timeout=60, check=False
+    done = programs.run(
+        ["python", "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", "rank_", folder], folder
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
