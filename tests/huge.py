@@ -12,13 +12,14 @@ import os
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
-__all__ = ["PERIOD", "repeating"]
+__all__ = ["PERIOD", "last_of", "repeating"]
 
 # A prime number of pages, so that no chunk that lands in the wrong place has the same bytes.
 PERIOD = 16381 * mmap.PAGESIZE
 _FAILED = ctypes.c_void_p(-1).value
-_NO_ACCESS, _SHARED, _FIXED = 0, 1, 16
+_NO_ACCESS, _FIXED = 0, 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -27,18 +28,35 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 @contextlib.contextmanager
-def repeating(num_bytes: int) -> Iterator[torch.Tensor]:
-    """`num_bytes` of uint8: byte i and byte i + PERIOD are the same one. Zeros, until something is written."""
+def repeating(num_bytes: int) -> Iterator[Tensor]:
+    """Zeros of uint8. Byte i and byte i + PERIOD are the same one, but for the last part, which has its own memory."""
     size = -(-num_bytes // PERIOD) * PERIOD
+    with _memory() as shared:
+        base = _libc.mmap(None, size, _NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        assert base != _FAILED
+        try:
+            for place in range(base, base + size - PERIOD, PERIOD):
+                _map(place, mmap.MAP_SHARED, shared)
+            _map(base + size - PERIOD, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+            yield torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(base), dtype=torch.uint8)
+        finally:
+            _libc.munmap(base, size)
+
+
+def last_of(tensor: Tensor) -> Tensor:
+    """The last part."""
+    return tensor[(len(tensor) - 1) // PERIOD * PERIOD :]
+
+
+@contextlib.contextmanager
+def _memory() -> Iterator[int]:
     memory = os.memfd_create("repeating")
-    os.ftruncate(memory, PERIOD)
-    base = _libc.mmap(None, size, _NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    assert base != _FAILED
     try:
-        for offset in range(0, size, PERIOD):
-            place = base + offset
-            assert _libc.mmap(place, PERIOD, mmap.PROT_READ | mmap.PROT_WRITE, _SHARED | _FIXED, memory, 0) == place
-        yield torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(base), dtype=torch.uint8)
+        os.ftruncate(memory, PERIOD)
+        yield memory
     finally:
-        _libc.munmap(base, size)
         os.close(memory)
+
+
+def _map(place: int, flags: int, memory: int) -> None:
+    assert _libc.mmap(place, PERIOD, mmap.PROT_READ | mmap.PROT_WRITE, flags | _FIXED, memory, 0) == place

@@ -17,10 +17,11 @@ Run = Callable[..., list[Any]]
 Passes = Callable[..., None]
 
 
-# The groups that run every case. The others run each fourth one, and begin with different ones: so all counts are among
-# them. Ranks that are threads carry out the meaning itself, whatever their number.
+# The groups that run every case. The others run each fifth one, and begin with different ones. The number is prime to
+# the numbers of counts and of roots, which take turns. Ranks that are threads carry out the meaning itself, whatever
+# their number.
 _THOROUGH = {"shm": ("world of 1", "world of 2", "world of 3", "world of 4"), "threads": ("world of 3",)}
-_SHARES = 4
+_SHARES = 5
 
 
 @pytest.mark.parametrize("form", FORMS)

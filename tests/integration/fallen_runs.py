@@ -167,10 +167,22 @@ def run_by_torchrun(job: Job, folder: Path, *, is_forked: bool) -> EndedRun:
     if is_forked:
         done = programs.run(["torchrun", *command], folder, env)
     else:
-        words = [sys.executable, "-m", "torch.distributed.run", *command]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False, env=env)
-    (folder / "output").write_text(done.stdout + done.stderr)
+        done = _run_fresh([sys.executable, "-m", "torch.distributed.run", *command], env)
+    (folder / "output").write_text(done.stdout + (done.stderr or ""))
     return EndedRun(job, folder)
+
+
+def _run_fresh(words: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=env)
+    try:
+        output, _ = process.communicate(timeout=100)
+    finally:
+        # With its ranks, which torchrun does not end where it is killed.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return subprocess.CompletedProcess(words, process.returncode, output)
 
 
 if __name__ == "__main__":

@@ -231,6 +231,7 @@ def _lazy_and_not() -> Iterator[Tensor]:
     for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool):
         plain = torch.empty(5, dtype=dtype)
         yield from (plain, plain[2:], torch.nn.Parameter(plain, requires_grad=False))
+    yield torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64).conj(), requires_grad=False)
     leaf = torch.zeros(3, dtype=torch.complex64, requires_grad=True)
     yield from (leaf, leaf.conj(), leaf.conj().imag, leaf * 2, (leaf * 2).conj(), torch.empty(2, device="meta"))
     with torch.inference_mode():

@@ -15,7 +15,7 @@ from ranks import Here, values
 
 import phalanx
 from default_group import default_group
-from huge import PERIOD, repeating
+from huge import PERIOD, last_of, repeating
 
 
 def _recreate(here: Here) -> list[float]:
@@ -315,13 +315,22 @@ def _large(here: Here) -> list[bool]:
     here.init(timeout=100)
     patterns = [torch.arange(PERIOD // 8, dtype=torch.int64).add_(rank * 12345).view(torch.uint8) for rank in range(2)]
     with repeating(2**31 + 1000) as tensor:
-        tensor[:PERIOD] = patterns[here.rank]
-        # A byte stays wrong that was too large once, however often it is reduced again.
+
+        def fill(pattern: torch.Tensor) -> None:
+            tensor[:PERIOD] = pattern
+            last_of(tensor).copy_(pattern[-len(last_of(tensor)) :])
+
+        def holds(pattern: torch.Tensor) -> bool:
+            last = last_of(tensor)
+            return torch.equal(tensor[:PERIOD], pattern) and torch.equal(last, pattern[-len(last) :])
+
+        fill(patterns[here.rank])
+        # A byte that was too large once stays wrong, however often it is reduced again.
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        reduced = torch.equal(tensor[:PERIOD], torch.maximum(*patterns))
-        tensor[:PERIOD] = patterns[here.rank]
+        reduced = holds(torch.maximum(*patterns))
+        fill(patterns[here.rank])
         dist.broadcast(tensor, 1)
-        return [reduced, torch.equal(tensor[:PERIOD], patterns[1])]
+        return [reduced, holds(patterns[1])]
 
 
 @pytest.mark.slow

@@ -92,8 +92,8 @@ def test_ranks_that_wait_are_told_once_and_go_on(tmp_path: Path, way: str) -> No
 def _try_again_at_once(here: Here) -> list[str]:
     """The others wait for rank 2, for longer than it takes to be told of a call that was refused.
 
-    Rank 0 begins to wait when rank 1 has tried again. tests/testing/test_refused_calls.py has it wait before, in virtual
-    time: on a busy machine nobody knows how long "at once" takes.
+    Rank 0 begins to wait when rank 1 has tried again. In tests/testing/test_refused_calls.py it waits before, in
+    virtual time: on a busy machine nobody knows how long "at once" takes.
     """
     os.environ["PHALANX_SLOW"] = "0.7"
     here.init()

@@ -60,8 +60,10 @@ def test_import_torch_is_enough_and_loads_no_more_than_it_must() -> None:
     assert loaded == f"{needed} {without.removeprefix('[] ')}"
 
 
-def test_both_orders_of_import_register_once() -> None:
-    assert _outcome("import phalanx, torch, phalanx" + USE) == "[1.0, 1.0, 1.0] phalanx"
+@pytest.mark.parametrize("autoload", ["0", "1"])
+def test_both_orders_of_import_register_once(autoload: str) -> None:
+    code = "import phalanx, torch, phalanx" + USE
+    assert _outcome(code, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload) == "[1.0, 1.0, 1.0] phalanx"
 
 
 def test_a_broken_installation_does_not_break_import_torch(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ Span extent_of(const Side& side) noexcept {
   return extent;
 }
 
-// Whether a tensor of one side has bytes of a tensor of the other side. Small tensors mostly lie between each other.
+// Whether a tensor of one side shares bytes with a tensor of the other side. The extents of two lists often interleave.
 bool meet(const Side& one, const Side& other) noexcept {
   if (!meet(extent_of(one), extent_of(other))) return false;
   const auto span_of = [](const TensorView& tensor) { return Span(tensor.data, tensor.data + tensor.bytes()); };

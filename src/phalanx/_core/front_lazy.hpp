@@ -26,7 +26,7 @@ class LazyBits {
   // The bits, if the samples leave exactly one place for each.
   static std::optional<LazyBits> learn(const std::vector<LazySample>& samples);
 
-  // Of a tensor whose class is that of a sample.
+  // Of a tensor of a plain class: their objects are laid out alike.
   bool any_set(PyObject* tensor) const noexcept {
     const char* implementation;
     std::memcpy(&implementation, reinterpret_cast<const char*>(tensor) + pointer_, sizeof(implementation));

@@ -226,6 +226,7 @@ void bind_tensors(nb::module_& module) {
   module.def(
       "learn_lazy_bits",
       [](const std::vector<std::tuple<nb::object, bool, bool>>& samples) {
+        torch().lazy_bits.reset();
         std::vector<LazySample> shown;
         for (const auto& [tensor, is_neg, is_conj] : samples) {
           // What is learned from other classes does not hold for these.

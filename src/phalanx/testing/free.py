@@ -20,7 +20,7 @@ _BETWEEN_STEPS = 0.1
 class Free(Scheduling):
     """All ranks at once. Deadlocks are found here as well: all wait, and no timer is pending.
 
-    The lock is held for moments only, and nothing that takes another one is called with it held.
+    The lock is held for moments only. With it held only `_gate` is taken, and with that one only the lock of a future.
     """
 
     def __init__(self, size: int, on_deadlock: Callable[[], None], on_point: Callable[[int, int], None] | None) -> None:
@@ -164,6 +164,8 @@ class Free(Scheduling):
             if strand.native_id not in self._outside:
                 self._outside.add(strand.native_id, strand.rank)
         self._look_for_beginners()
+        if self._num_starting:
+            return True
         if not self._outside:
             return False
         if self._stalled[0] != self.num_steps:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial, wraps
 from typing import Any
 
@@ -59,12 +60,14 @@ def _numbers_of(threads: Iterable[threading.Thread]) -> list[int]:
 class Helpers:
     """`heir` is called in the thread that starts another, and says as whom that one runs; None: it is no rank's.
 
-    `expect` is called there as well, when the other one is about to begin, or has begun.
+    `starting` is entered there for the time of the start, or of the submission.
     """
 
-    def __init__(self, heir: Callable[[], RunAs | None], expect: Callable[[Errand], None]) -> None:
+    def __init__(
+        self, heir: Callable[[], RunAs | None], starting: Callable[[Errand], AbstractContextManager[None]]
+    ) -> None:
         self._heir = heir
-        self._expect = expect
+        self._starting = starting
         self._here = threading.local()
         self._start = threading.Thread.start
         self._submit = ThreadPoolExecutor.submit
@@ -81,8 +84,13 @@ class Helpers:
                 return
             life = _Life(thread)
             _have_run_as(thread, run_as, life)
-            original(thread)
-            self._expect(life)
+            try:
+                with self._starting(life):
+                    original(thread)
+            except BaseException:
+                # The system has no thread left. The program may try again.
+                vars(thread).pop("run", None)
+                raise
 
         def submit(executor: Any, function: Callable[..., Any], /, *args: Any, **more: Any) -> Any:
             run_as = self._heir()
@@ -91,11 +99,11 @@ class Helpers:
                 if run_as is None:
                     return original_submit(executor, function, *args, **more)
                 task = Task(executor)
-                task.future = original_submit(executor, run_as, partial(function, *args, **more), task)
+                with self._starting(task):
+                    task.future = original_submit(executor, run_as, partial(function, *args, **more), task)
+                return task.future
             finally:
                 self._here.submits = False
-            self._expect(task)
-            return task.future
 
         threading.Thread.start = wraps(original)(start)  # type: ignore[method-assign, assignment]
         ThreadPoolExecutor.submit = wraps(original_submit)(submit)  # type: ignore[method-assign]

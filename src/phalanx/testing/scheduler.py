@@ -14,6 +14,7 @@ and waits for it is as repeatable as one that makes the calls itself.
 from __future__ import annotations
 
 import heapq
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -192,7 +193,7 @@ class Turns(Scheduling):
         if self._is_choosing or limits is None or watch.goes_on(limits):
             return None
         self._look_for_beginners()
-        if self._outside.may_come(watch.since, lambda _: _FOR_OTHERS, rank=holder.rank):
+        if self._num_starting or self._outside.may_come(watch.since, lambda _: _FOR_OTHERS, rank=holder.rank):
             return None
         with self._gate:
             if self._is_choosing or self._holder is not holder or watch.is_over:
@@ -409,7 +410,7 @@ class Turns(Scheduling):
         self._is_choosing = True
         while not self._ready or (self._num_in_vain and self._num_in_vain == len(self._ready)):
             self._look_for_beginners()
-            if self._outside and not self._ready and self._somebody_comes(0.0):
+            if not self._ready and self._somebody_comes(0.0):
                 break
             if self._jump():
                 self._num_events += 1
@@ -419,7 +420,7 @@ class Turns(Scheduling):
             elif self._ready and not self._polled_for_long():
                 break
             elif self._ready or any(strand.waits_for is not None for strand in self._strands):
-                if self._ready or not self._outside or not self._somebody_comes(LONG):
+                if self._ready or not self._somebody_comes(LONG):
                     self._on_deadlock()
                 break
             elif not self._main_is_outside() and self._has_ended():
@@ -455,10 +456,13 @@ class Turns(Scheduling):
         def limits_of(thread: int) -> Limits:
             return limits if thread in self._known else limits_of_strangers
 
-        while not self._ready and self._outside:
+        while not self._ready and (self._outside or self._num_starting):
             self._check_abandoned()
             self._look_for_beginners()
             may_come = self._outside.may_come(since, limits_of, lambda: bool(self._ready))
+            if self._num_starting:
+                os.sched_yield()
+                continue
             if not may_come and time.monotonic() >= since + seconds:
                 break
         return bool(self._ready)

@@ -15,7 +15,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from typing import Any, Protocol
 
@@ -176,6 +176,8 @@ class Scheduling:
         # What ranks have threads do that have not begun with it; the threads outside that may be about to; those that
         # have begun with something, and go on with it.
         self._errands: list[Errand] = []
+        # Threads of ranks that start others just now, or hand over tasks: they come back, and the others come.
+        self._num_starting = 0
         self._beginners: set[int] = set()
         self._adopted: set[int] = set()
         # Seconds for which a thread is waited for that computes there while no rank can go on.
@@ -221,12 +223,21 @@ class Scheduling:
         """Whether this is a forked child of the process in which the ranks run."""
         return self._origin.is_forked
 
-    def expect(self, errand: Errand) -> None:
-        """In a thread of a rank, when it has another one do something: that one is about to begin, or has begun."""
+    @contextlib.contextmanager
+    def starting(self, errand: Errand) -> Iterator[None]:
+        """In a thread of a rank, while it has another one begin with something. That one is expected afterwards."""
         errand.rank = self.rank
         with self._gate:
-            if not errand.has_begun:
-                self._errands.append(errand)
+            self._num_starting += 1
+        has_started = False
+        try:
+            yield
+            has_started = True
+        finally:
+            with self._gate:
+                self._num_starting -= 1
+                if has_started and not errand.has_begun:
+                    self._errands.append(errand)
 
     def adopt(self, rank: int, errand: Errand) -> None:
         """First of all, in a thread that a rank has started: it is one of the rank's."""

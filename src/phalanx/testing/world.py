@@ -161,7 +161,7 @@ class ThreadsWorld:
         self._folder: Path | None = None
         self._left_to_do = contextlib.ExitStack()
         self._torch_worlds = OwnWorlds(self.turns.pause, self.turns.stranger)
-        self._helpers = Helpers(self._heir, self.turns.expect)
+        self._helpers = Helpers(self._heir, self.turns.starting)
         # What threads that ranks have started raise, with the rank.
         self.failures_of_helpers: list[tuple[int, BaseException]] = []
 
