@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +18,6 @@ import torch.distributed as dist
 
 import phalanx.testing as pt
 from phalanx import CallTimeout, Deadlock, GroupError, InvalidCall, PeerLost
-from phalanx.testing.scheduling import Errand, Scheduling
 
 Function = Callable[[int, pt.World], Any]
 
@@ -270,115 +267,6 @@ def test_a_thread_that_computes_first_is_waited_for(options: dict[str, Any]) -> 
         return tensor.item()
 
     assert pt.run(send_what_was_computed, 2, **options)[1] > 1_000_000
-
-
-def barrier_and_hurry(is_late: threading.Event) -> None:
-    try:
-        dist.barrier()
-    finally:
-        is_late.clear()
-
-
-def barrier_beside_a_thread(send: Callable[[], None], is_late: threading.Event) -> None:
-    is_late.set()
-    thread = threading.Thread(target=send)
-    thread.start()
-    barrier_and_hurry(is_late)
-    thread.join()
-
-
-def barrier_beside_a_task(send: Callable[[], None], is_late: threading.Event) -> None:
-    """The thread of the executor is there, and sleeps."""
-    with ThreadPoolExecutor(1) as executor:
-        executor.submit(int).result()
-        is_late.set()
-        executor.submit(send)
-        barrier_and_hurry(is_late)
-
-
-@pytest.mark.parametrize("options", SCHEDULES, ids=["in order", "random", "free"])
-@pytest.mark.parametrize("barrier", [barrier_beside_a_thread, barrier_beside_a_task])
-def test_a_thread_that_is_slow_to_begin_is_waited_for(
-    barrier: Callable[..., None], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_late, adopt = threading.Event(), Scheduling.adopt
-
-    def adopt_late(turns: Scheduling, rank: int, errand: Errand) -> None:
-        """When all ranks wait, or are told that nobody can go on."""
-        while is_late.is_set() and not all(turns.waiting_for(rank) for rank in range(turns.size)):
-            os.sched_yield()
-        adopt(turns, rank, errand)
-
-    def send_and_receive(rank: int, world: pt.World) -> float:
-        tensor = torch.zeros(1)
-        if rank == 0:
-            barrier(lambda: dist.send(torch.ones(1), 1), is_late)
-        else:
-            dist.recv(tensor, 0)
-            dist.barrier()
-        return tensor.item()
-
-    monkeypatch.setattr(Scheduling, "adopt", adopt_late)
-    assert pt.run(send_and_receive, 2, **options) == [0.0, 1.0]
-
-
-class _SlowToStart(threading.Thread):
-    """The system takes its time. Meanwhile whoever starts the thread sleeps, and nobody knows the thread's number."""
-
-    def _bootstrap_inner(self) -> None:
-        time.sleep(0.1)
-        super()._bootstrap_inner()  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("options", SCHEDULES, ids=["in order", "random", "free"])
-def test_a_thread_that_the_system_starts_slowly_is_waited_for(options: dict[str, Any]) -> None:
-    def pass_on(rank: int, world: pt.World) -> list[float]:
-        tensor = torch.zeros(1)
-        if rank == 1:
-            dist.recv(tensor, 0)
-            dist.send(tensor, 0)
-            return []
-        got: list[float] = []
-        waits = threading.Event()
-
-        def receive() -> None:
-            work = dist.irecv(tensor, 1)
-            assert work is not None
-            waits.set()
-            work.wait(timedelta(seconds=60))
-            got.append(tensor.item())
-
-        receiver = threading.Thread(target=receive)
-        receiver.start()
-        waits.wait()
-        sender = _SlowToStart(target=dist.send, args=(torch.ones(1), 1))
-        sender.start()
-        sender.join()
-        receiver.join()
-        return got
-
-    assert pt.run(pass_on, 2, **options)[0] == [1.0]
-
-
-def test_a_thread_that_could_not_be_started_can_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start_twice(rank: int, world: pt.World) -> float:
-        tensor = torch.ones(1)
-        thread = threading.Thread(target=dist.all_reduce, args=(tensor,))
-        with monkeypatch.context() as patch:
-            # Of Python 3.13, or of those before.
-            names = ("_start_joinable_thread", "_start_new_thread")
-            patch.setattr(threading, next(name for name in names if hasattr(threading, name)), _no_thread)
-            with pytest.raises(RuntimeError, match="no thread left"):
-                thread.start()
-        thread.start()
-        thread.join()
-        return tensor.item()
-
-    assert pt.run(start_twice, 2) == [2.0, 2.0]
-
-
-def _no_thread(*_: object, **__: object) -> None:
-    raise RuntimeError("no thread left")
 
 
 def test_a_task_that_was_cancelled_hides_no_deadlock() -> None:

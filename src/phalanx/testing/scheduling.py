@@ -10,6 +10,7 @@ ended, the threads of dead ranks end, too, rank after rank.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import itertools
 import threading
@@ -129,20 +130,20 @@ class Timer:
         self.is_over = is_over
 
 
-class Errand:
+class Errand(abc.ABC):
     """What a rank has another thread do."""
 
     def __init__(self) -> None:
         self.rank = -1
         self.has_begun = False
 
+    @abc.abstractmethod
     def is_over(self) -> bool:
         """Whether no thread will begin with it any more."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def threads(self) -> list[int]:
         """Those that may begin with it, as the system numbers them."""
-        raise NotImplementedError
 
 
 class Scheduling:
