@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -38,6 +39,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Spreading
 
 
 def pytest_collection_finish() -> None:
+    # Modules and collected tests stay until the end. Whenever the collector looks at them a worker loses 300 ms.
+    gc.collect()
+    gc.freeze()
     # Collecting tests has imported it if one of them may fork.
     if "forking" in sys.modules:
         sys.modules["forking"].start_server()

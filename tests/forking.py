@@ -28,6 +28,8 @@ _PRELOADED = [
     "phalanx.group.process_group",
     "phalanx.group.registry",
     "phalanx.testing.worker",
+    # Last: what is loaded by then is never garbage.
+    "freezing",
 ]
 
 context = multiprocessing.get_context("forkserver")

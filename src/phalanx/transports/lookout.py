@@ -148,7 +148,7 @@ class Lookout:
         found = {rank: note for rank, note in notes.items() if note is not None}
         for rank, note in found.items():
             self._look_at_process(rank, note)
-        self._look_for_circle([self._info.members[key.rank] for key in missing])
+        self._look_for_circle(missing)
         if not self._has_warned and waited > _PATIENCE:
             self._warn(found)
 
@@ -183,13 +183,14 @@ class Lookout:
             # Another process has come under that rank.
             del self._watched[rank], self._peers[rank]
 
-    def _look_for_circle(self, missing: list[int]) -> None:
+    def _look_for_circle(self, missing: list[Key]) -> None:
         own = self._info.members[self._info.rank]
+        keys = {self._info.members[key.rank]: key for key in missing}
         notes: dict[int, Note] = {}
 
         def waits_for(member: int) -> list[int]:
             if member == own:
-                return missing
+                return list(keys)
             note = self._note(member)
             if note is None or note.gave_up or note.name != self._info.name or member not in note.members:
                 return []
@@ -203,6 +204,9 @@ class Lookout:
             return
         # Each of them was there all the time while it was seen that the next one has not come to it.
         if any(self._note(member) != notes[member] for member in circle[1:]):
+            return
+        # The first one may have come here meanwhile, and have gone on to its next group.
+        if self._exchange.has(keys[circle[1]].name):
             return
         self.broken_meetings = [
             self._venue.meeting(notes[member].members, notes[member].number) for member in circle[1:]

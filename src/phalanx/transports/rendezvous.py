@@ -267,10 +267,10 @@ class _Meeting:
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
-        """A rank that is gone may have said before why it gave up."""
+        """A rank that is gone, or makes another group, may have said before why it gave up this one."""
         try:
             yield
-        except PeerLost:
+        except (PeerLost, GroupError):
             self._check_given_up()
             raise
 
