@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.forkserver
+import os
 from typing import Any
 
-__all__ = ["context", "share_server", "start_server"]
+__all__ = ["context", "restore_tunables", "share_server", "start_server"]
 
 _PRELOADED = [
     "pytest",
@@ -28,17 +29,35 @@ _PRELOADED = [
     "phalanx.group.process_group",
     "phalanx.group.registry",
     "phalanx.testing.worker",
-    # Last: what is loaded by then is never garbage.
-    "freezing",
+    # Last.
+    "forked_from",
 ]
 
 context = multiprocessing.get_context("forkserver")
 _server: Any = multiprocessing.forkserver._forkserver
 
 
+# glibc asks for large pages: a fork of 200 MiB then copies a fraction of the page tables, in half the time.
+_TUNABLES = "glibc.malloc.hugetlb=1"
+
+
 def start_server() -> None:
     context.set_forkserver_preload(_PRELOADED)
-    _server.ensure_running()
+    given = os.environ.get("GLIBC_TUNABLES")
+    os.environ["GLIBC_TUNABLES"] = f"{given}:{_TUNABLES}" if given else _TUNABLES
+    try:
+        _server.ensure_running()
+    finally:
+        restore_tunables()
+
+
+def restore_tunables() -> None:
+    """In this process, and in the server: programs that the tests start do not inherit what only the server needs."""
+    given = os.environ.get("GLIBC_TUNABLES", "").removesuffix(_TUNABLES).removesuffix(":")
+    if given:
+        os.environ["GLIBC_TUNABLES"] = given
+    else:
+        os.environ.pop("GLIBC_TUNABLES", None)
 
 
 def share_server() -> None:

@@ -28,10 +28,12 @@ from ranks import until
 
 import forking
 import programs
+from quick_end import skip_library_destructors
 
 
 def be_rank(rank: int, folder: Path, body: Callable[[Rank], None]) -> None:
-    """Ends as a program does, but for the interpreter's own end, which takes a second."""
+    """Ends as a program does, but for the interpreter's own end and that of the libraries, which take a second."""
+    skip_library_destructors()
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

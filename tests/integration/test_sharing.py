@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from namespaces import Forked, hide_mounts, mount_shm, need_namespaces
 from ranks import Here, check_no_files_left, run, shared_files, values
 
 from phalanx import _native
@@ -20,23 +21,18 @@ from phalanx.transports import segments
 from phalanx.transports.hello import Hello, Offer
 from users import can_be_another, give_away
 
-_PROGRAM = """
-import os, sys
-from datetime import timedelta
-import torch
-import torch.distributed as dist
 
-path, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-try:
-    dist.init_process_group("phalanx", init_method=f"file://{path}", rank=rank, world_size=size,
-                            timeout=timedelta(seconds=30))
-    tensor = torch.ones(1_000_000)
-    dist.all_reduce(tensor)
-    os.write(1, ("sum %s\\n" % tensor.sum().item()).encode())
-    dist.destroy_process_group()
-except dist.DistBackendError as error:
-    print(error)
-"""
+def _sum(store: Path, rank: int, size: int) -> str:
+    """A sum over all ranks, or the error."""
+    timeout = timedelta(seconds=30)
+    try:
+        dist.init_process_group("phalanx", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
+        tensor = torch.ones(1_000_000)
+        dist.all_reduce(tensor)
+        dist.destroy_process_group()
+    except dist.DistBackendError as error:
+        return str(error)
+    return f"sum {tensor.sum().item()}"
 
 
 def _refuse(prefixes: tuple[str, ...], ranks: tuple[int, ...], here: Here) -> None:
@@ -98,85 +94,59 @@ def test_a_file_whose_maker_was_killed_is_removed_by_the_next_group(tmp_path: Pa
         orphan.unlink(missing_ok=True)
 
 
-def _namespaces(*options: str) -> list[str]:
-    """The command prefix that starts a program in namespaces of its own, or skips where the system allows none."""
-    command = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount", *options]
-    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip(f"this system does not let the tests run {' '.join(command)}")
-    return command
+def _own_container(here: Here, own_shm: bool) -> list[str]:
+    """Rank 1 sees no process of others in /proc; with `own_shm` it also has its own /dev/shm."""
 
+    def be_rank_1() -> str:
+        if own_shm:
+            mount_shm("64m")
+        return _sum(here.folder / "store", 1, 2)
 
-def _start(prefix: list[str], script: str, *args: str) -> subprocess.Popen[str]:
-    command = [*prefix, "sh", "-c", f'{script} exec "$@"', "sh", sys.executable, "-W", "error", "-c", _PROGRAM, *args]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    other = Forked(be_rank_1, own_processes=True)
+    return [_sum(here.folder / "store", 0, 2), other.result()]
 
 
 def test_processes_in_containers_of_their_own_are_told_so(tmp_path: Path) -> None:
-    prefix = _namespaces("--pid", "--fork", "--mount-proc")
-    script = "mount -t tmpfs none /dev/shm &&"
-    ranks = [
-        _start([], "", str(tmp_path / "store"), "0", "2"),
-        _start(prefix, script, str(tmp_path / "store"), "1", "2"),
-    ]
-    for rank in ranks:
-        text, _ = rank.communicate(timeout=60)
+    need_namespaces()
+    for text in values(_own_container, 1, tmp_path, True)[0]:
         assert text.startswith("[GROUP:NOT_SHARED]"), text
         assert "rank 1 (host " in text
 
 
 def test_containers_that_share_dev_shm_fall_back_to_it(tmp_path: Path) -> None:
-    prefix = _namespaces("--pid", "--fork", "--mount-proc")
+    need_namespaces()
+    assert values(_own_container, 1, tmp_path, False) == [["sum 2000000.0"] * 2]
+
+
+def _small_shm(here: Here, size: str) -> tuple[list[str], list[str]]:
+    hide_mounts()
+    mount_shm(size)
     ranks = [
-        _start([], "", str(tmp_path / "store"), "0", "2"),
-        _start(prefix, "", str(tmp_path / "store"), "1", "2"),
+        Forked(functools.partial(_sum, here.folder / "store", rank, 4), own_processes=rank >= 2) for rank in range(4)
     ]
-    for rank in ranks:
-        assert rank.communicate(timeout=60)[0] == "sum 2000000.0\n"
+    return [rank.result() for rank in ranks], os.listdir("/dev/shm")
 
 
-@pytest.mark.parametrize("mebibytes", [64, 2])
-def test_a_small_dev_shm_is_enough(mebibytes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["64m", "2m"])
+def test_a_small_dev_shm_is_enough(size: str, tmp_path: Path) -> None:
     """Four ranks in one mount namespace with a tiny /dev/shm, half of them unable to see the others in /proc."""
-    program = f"""
-for rank in 0 1; do "$@" {tmp_path}/store $rank 4 & done
-for rank in 2 3; do unshare --pid --fork --mount-proc "$@" {tmp_path}/store $rank 4 & done
-wait
-"""
-    prefix = _namespaces()
-    command = [*prefix, "sh", "-c", f"mount -t tmpfs -o size={mebibytes}m none /dev/shm\n{program}\nls /dev/shm", "sh"]
-    done = subprocess.run(
-        [*command, sys.executable, "-W", "error", "-c", _PROGRAM],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.stdout.splitlines() == ["sum 4000000.0"] * 4, done.stdout + done.stderr
+    need_namespaces()
+    assert values(_small_shm, 1, tmp_path, size) == [(["sum 4000000.0"] * 4, [])]
 
 
-def test_a_full_dev_shm_is_an_error_and_no_sigbus() -> None:
-    program = """
-import contextlib
-import fcntl
-import os
-from phalanx import _native
-try:
-    _native.Segment.create_file("/dev/shm/x", 4, _native.tuning_for(4, 2), bytes(16))
-except RuntimeError as error:
-    print(error)
-print(os.listdir("/dev/shm"))
-"""
-    script = 'mount -t tmpfs -o size=32k none /dev/shm && exec "$@"'
-    done = subprocess.run(
-        [*_namespaces(), "sh", "-c", script, "sh", sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    message, left = done.stdout.splitlines()
-    assert message.endswith("bytes in /dev/shm/x: No space left on device"), done.stderr
-    assert left == "[]"
+def _full_shm(here: Here) -> tuple[str, list[str]]:
+    hide_mounts()
+    mount_shm("32k")
+    with pytest.raises(RuntimeError) as caught:
+        _native.Segment.create_file("/dev/shm/x", 4, _native.tuning_for(4, 2), bytes(16))
+    return str(caught.value), os.listdir("/dev/shm")
+
+
+def test_a_full_dev_shm_is_an_error_and_no_sigbus(tmp_path: Path) -> None:
+    need_namespaces()
+    [(message, left)] = values(_full_shm, 1, tmp_path)
+    assert message.endswith("bytes in /dev/shm/x: No space left on device")
+    assert left == []
 
 
 def _offer_planted(here: Here) -> tuple[float, bool]:

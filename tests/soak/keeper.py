@@ -25,17 +25,21 @@ _SERVE = "import keeper; main = keeper.serve(); main and main()"
 
 
 class Keeper:
-    """The client's end. `run` carries out one supervising function at a time."""
+    """The client's end. `run` carries out one supervising function at a time.
 
-    def __init__(self) -> None:
+    With `quick_ends`, ranks do not take down modules and libraries that the keeper has loaded.
+    """
+
+    def __init__(self, *, quick_ends: bool = False) -> None:
         ours, theirs = socket.socketpair()
         # One thread only, or the ranks could inherit a lock that nobody gives back.
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        paths = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        folder = Path(__file__).parent
+        paths = [str(folder), str(folder.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         self._socket, self._lines = ours, ours.makefile()
         # A session of its own: Ctrl-C is for the client, which then ends the keeper.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(theirs.fileno())],
+            [sys.executable, "-c", _SERVE, str(theirs.fileno()), *(["quick ends"] if quick_ends else [])],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=os.environ | environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
@@ -79,13 +83,18 @@ def serve() -> Callable[[], None] | None:
     import phalanx.group.process_group
     import phalanx.group.registry  # noqa: F401
 
+    quick_ends = "quick ends" in sys.argv
+    if quick_ends:
+        from quick_end import skip_library_destructors
+
+        skip_library_destructors()
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Ranks then leave alone what is loaded here, also at their end, and a world takes half the time. One whose end must
-    # be like that of any other program undoes it: what hangs on a loaded module is not taken down otherwise.
+    # Ranks then leave alone what is loaded here, also at their end, and a world takes half the time. What hangs on a
+    # loaded module is not taken down then: a rank may undo it (`Here.end_as_any_program`).
     gc.freeze()
     client = socket.socket(fileno=int(sys.argv[1]))
-    supervisor = Supervisor(client, client.makefile())
+    supervisor = Supervisor(client, client.makefile(), quick_ends)
     for request in supervisor.requests:
         name, arguments = json.loads(request)
         module, _, function = name.rpartition(".")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import os
 import random
 import signal
@@ -55,8 +54,9 @@ class _Program:
         self.errors: list[Error] = []
 
     def run(self) -> None:
-        if self._is_victim or self._scenario.stops:
-            gc.unfreeze()
+        ends_as_program = self._is_victim and self._scenario.death in ("exception", "sys.exit")
+        if ends_as_program or self._scenario.stops:
+            self._here.end_as_any_program()
         store = self._here.connect()
         self._here.tell("ready")
         self._here.wait_told()

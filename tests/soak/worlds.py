@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import faulthandler
 import functools
+import gc
 import json
 import mmap
 import os
@@ -47,6 +48,7 @@ class Supervisor:
 
     client: socket.socket
     requests: IO[str]
+    quick_ends: bool = False
 
     def tell(self, kind: str, value: Any) -> None:
         try:
@@ -94,6 +96,12 @@ class Here:
     board: Board
     _pipe: socket.socket
     _listener: socket.socket
+    _quick_end: bool
+
+    def end_as_any_program(self) -> None:
+        """Unless ends are to be quick: the interpreter takes down all that is loaded."""
+        if not self._quick_end:
+            gc.unfreeze()
 
     def tell(self, kind: str, **values: Any) -> None:
         self._pipe.send(json.dumps([kind, values]).encode())
@@ -162,7 +170,7 @@ class World:
             if pid == 0:
                 self._forget(ours)
                 _become_rank(output)
-                here = Here(number, size, self.board, theirs, listener)
+                here = Here(number, size, self.board, theirs, listener, self._supervisor.quick_ends)
                 raise InRank(functools.partial(main, here))
             theirs.close()
             os.setpgid(pid, self.ranks[0].pid if self.ranks else pid)
