@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import importlib
 import os
 import runpy
 import shutil
@@ -44,13 +45,17 @@ def run(
     folder: Path,
     env: Mapping[str, str] | None = None,
     timeout: float = 100,
+    loads: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """`python program.py …`, `python -m module …`, `pytest …` or `torchrun …`, in this folder."""
+    """`python program.py …`, `python -m module …`, `pytest …` or `torchrun …`, in this folder.
+
+    `loads` are modules that are loaded once, before the launcher forks the ranks.
+    """
     words = [os.fspath(word) for word in command]
     output = Path(tempfile.mkdtemp(prefix="phalanx-program-"))
     # Not a daemon: it may have children.
     process = context.Process(
-        target=_be_program, args=(words, folder, dict(os.environ if env is None else env), output), daemon=False
+        target=_be_program, args=(words, folder, dict(os.environ if env is None else env), output, loads), daemon=False
     )
     try:
         process.start()
@@ -83,7 +88,7 @@ def _read(folder: Path, name: str) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _be_program(words: list[str], folder: Path, env: dict[str, str], output: Path) -> None:
+def _be_program(words: list[str], folder: Path, env: dict[str, str], output: Path, loads: Sequence[str]) -> None:
     os.setsid()
     for fd in (1, 2):
         file = os.open(output / str(fd), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
@@ -93,6 +98,8 @@ def _be_program(words: list[str], folder: Path, env: dict[str, str], output: Pat
     os.environ.update(env)
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in loads:
+        importlib.import_module(name)
     torch_multiprocessing.spawn = _spawn
     share_server()
     _end_as_program(lambda: _PROGRAMS[words[0]](words))

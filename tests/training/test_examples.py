@@ -15,10 +15,16 @@ import programs
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
+# What all ranks of an example load, and what takes them seconds.
+_LOADS = {
+    "train_fsdp.py": ["torch.distributed.checkpoint", "torch.distributed.fsdp"],
+    "train_tensor_parallel.py": ["torch.distributed.tensor.parallel"],
+}
+
 
 def _torchrun(name: str, ranks: int, *arguments: str) -> str:
     command = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), str(EXAMPLES / name), *arguments]
-    done = programs.run(command, Path.cwd(), os.environ | {"OMP_NUM_THREADS": "1"})
+    done = programs.run(command, Path.cwd(), os.environ | {"OMP_NUM_THREADS": "1"}, loads=_LOADS.get(name, ()))
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
