@@ -199,6 +199,7 @@ class Here:
         self.rank = rank
         self.size = size
         self.folder = folder
+        self._stores: list[Store] = []
 
     def tell(self, value: Any = None) -> None:
         self._pipe.send(("told", value))
@@ -215,7 +216,9 @@ class Here:
         self._pipe.send(("end", end))
 
     def store(self, name: str = "store") -> Store:
-        return FileStore(os.fspath(self.folder / name), self.size)
+        """A new object of the same store. All are kept: torch removes the file with the last one of all ranks."""
+        self._stores.append(FileStore(os.fspath(self.folder / name), self.size))
+        return self._stores[-1]
 
     def init(self, timeout: float = 30) -> None:
         dist.init_process_group(
