@@ -19,7 +19,7 @@ import programs
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Programs that a reader's shell would start: one of each tool. A whole stack is seen in `late.py`.
-_FRESH = {"late.py", "lost.py", "test_sum.py"}
+_FRESH = {"late.py", "test_sum.py"}
 _BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -19,7 +19,7 @@ from phalanx.debug.records import GroupName
 from phalanx.printable import printable, printable_lines
 
 # Some of each kind; `make soak` runs thousands.
-_CASES = 60
+_CASES = 20
 
 
 @pytest.mark.slow
