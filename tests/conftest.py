@@ -14,6 +14,8 @@ import pytest
 from spreading import Spreading, place
 
 _OWN = os.getpid()
+# Until all tests are collected: what is made before stays.
+gc.disable()
 
 
 def _remove(folder: str) -> None:
@@ -39,9 +41,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Spreading
 
 
 def pytest_collection_finish() -> None:
-    # Modules and collected tests stay until the end. Whenever the collector looks at them a worker loses 300 ms.
-    gc.collect()
+    # Whenever the collector looked at modules and collected tests, a worker would lose 300 ms.
     gc.freeze()
+    gc.enable()
     # Collecting tests has imported it if one of them may fork.
     if "forking" in sys.modules:
         sys.modules["forking"].start_server()

@@ -7,6 +7,7 @@ memory, inference mode and so on are drawn for each case, the same in every proc
 
 from __future__ import annotations
 
+import functools
 import random
 import traceback
 import warnings
@@ -70,7 +71,12 @@ BURST = 40
 BURST_COUNTS = (0, 1, 7, 1037, 1037, 20_011, 70_001)
 
 
-def cases(form: str, size: int) -> Iterator[Case]:
+@functools.cache
+def cases(form: str, size: int) -> Sequence[Case]:
+    return list(_cases(form, size))
+
+
+def _cases(form: str, size: int) -> Iterator[Case]:
     op = form.split()[0]
     draw = random.Random(form)
     seed = 0
@@ -108,21 +114,21 @@ def run_cases(member: Member, form: str, share: slice) -> tuple[int, list[str]]:
     A window of cases is started async, so that all of it is in flight at once, and run again sync, before or after
     the first ones are waited for.
     """
-    return _run_windows(member, form, list(cases(form, member.size))[share])
+    return _run_windows(member, form, cases(form, member.size)[share])
 
 
 def run_methods(member: Member) -> tuple[int, list[str]]:
     """The same for every form that is a method of the group: some of its cases, through the method."""
     num_cases, failures = 0, []
     for form in METHODS:
-        chosen = list(cases(form, member.size))[FIRST_OF_METHODS::EACH_OF_METHODS]
+        chosen = cases(form, member.size)[FIRST_OF_METHODS::EACH_OF_METHODS]
         num, problems = _run_windows(member, form, [replace(case, by_method=True) for case in chosen])
         num_cases += num
         failures += problems
     return num_cases, failures[:SHOWN]
 
 
-def _run_windows(member: Member, form: str, chosen: list[Case]) -> tuple[int, list[str]]:
+def _run_windows(member: Member, form: str, chosen: Sequence[Case]) -> tuple[int, list[str]]:
     warnings.simplefilter("ignore")
     draw = random.Random(f"windows of {form}")
     failures: list[str] = []
@@ -148,7 +154,7 @@ def run_bursts(member: Member, forms: list[str], num_bursts: int) -> tuple[int, 
     """
     warnings.simplefilter("ignore")
     draw = random.Random(repr(forms))
-    choices = {form: list(cases(form, member.size)) for form in forms}
+    choices = {form: cases(form, member.size) for form in forms}
     failures: list[str] = []
     for burst in range(num_bursts):
         member.note(f"burst {burst}")
@@ -161,7 +167,7 @@ def run_bursts(member: Member, forms: list[str], num_bursts: int) -> tuple[int, 
     return num_bursts, failures[:SHOWN]
 
 
-def draw_case(draw: random.Random, choices: dict[str, list[Case]], size: int) -> Case:
+def draw_case(draw: random.Random, choices: dict[str, Sequence[Case]], size: int) -> Case:
     """Any case of any form, of a size that suits many at once."""
     case = draw.choice(choices[draw.choice(list(choices))])
     root = draw.randrange(size) if case.root >= 0 else case.root

@@ -44,6 +44,13 @@ class Case:
     grad: bool = False
     seed: int = 0
 
+    def meaning_key(self, size: int) -> str:
+        """A file name, the same for cases of the same meaning: how a case is called does not change what it means."""
+        return (
+            f"{self.form} {self.dtype} {self.count} {self.reduce_op} {self.root} {self.into} {self.of} "
+            f"{self.in_place:d}{self.inference:d}{self.grad:d} {self.seed} of {size}"
+        )
+
     def tensor(self, count: int, rank: int, slot: int, arrangement: str) -> Tensor:
         tensor = arrange(values(self.dtype, count, lane=rank, seed=self.seed + 31 * slot), arrangement)
         return tensor.requires_grad_() if self.grad else tensor

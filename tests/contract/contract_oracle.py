@@ -9,11 +9,9 @@ the ranks of a group, which run the same cases at the same time, from doing so.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,26 +49,25 @@ class Oracle:
 
     def _answer(self, case: Case, size: int) -> list[list[bytes]]:
         """The fingerprints of each rank's tensors."""
-        # How a case is called does not change what it means.
-        same = replace(case, async_op=False, by_method=False)
-        path = self._folder / hashlib.sha1(f"{size} {same}".encode()).hexdigest()
+        path = f"{self._folder}/{case.meaning_key(size)}"
         try:
             return _read(path)
         except FileNotFoundError:
             pass
         self.num_computed += 1
         nan_is_nan = case.reduce_op >= 0
-        answer = [[fingerprint(each, nan_is_nan=nan_is_nan) for each in flatten(args)] for args in expected(same, size)]
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_bytes(pickle.dumps(answer))
-        part.rename(path)
+        answer = [[fingerprint(each, nan_is_nan=nan_is_nan) for each in flatten(args)] for args in expected(case, size)]
+        part = f"{path}.{os.getpid()}"
+        Path(part).write_bytes(pickle.dumps(answer))
+        os.rename(part, path)
         return answer
 
 
 # A case is asked for twice, as it is called sync and async.
 @functools.lru_cache(maxsize=100)
-def _read(path: Path) -> list[list[bytes]]:
-    answer: list[list[bytes]] = pickle.loads(path.read_bytes())
+def _read(path: str) -> list[list[bytes]]:
+    with open(path, "rb") as file:
+        answer: list[list[bytes]] = pickle.load(file)
     return answer
 
 

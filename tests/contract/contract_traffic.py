@@ -32,7 +32,7 @@ def run_traffic(member: Member, num_rounds: int, num_collectives: int, num_messa
     draw = random.Random(f"traffic of {num_collectives} and {num_messages}")
     groups = groups_of(member.size)
     choices = {
-        name: {form: list(cases(form, len(ranks))) for form in FORMS} if num_collectives else {}
+        name: {form: cases(form, len(ranks)) for form in FORMS} if num_collectives else {}
         for name, ranks in groups.items()
     }
     failures: list[str] = []
