@@ -626,6 +626,7 @@ def set_torch(
     resizable: object,
     uint8: object,
     int8: object,
+    strided: object,
     look_closer: object,
 ) -> None:
     """
@@ -636,6 +637,9 @@ def learn_lazy_bits(samples: Sequence[tuple[object, bool, bool]]) -> bool:
     """
     Finds out where tensors say that they are lazily negated or conjugated, by (tensor, negated, conjugated). Returns whether it did; if not, torch's methods are asked.
     """
+
+def num_refused_by_dlpack() -> int:
+    """For tests: how many tensors DLPack has refused."""
 
 def is_lazy(tensor: object) -> bool:
     """For tests: whether a tensor is lazily negated or conjugated."""

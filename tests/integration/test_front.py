@@ -122,6 +122,28 @@ def test_dtypes_that_dlpack_does_not_tell_apart(
 
 
 @pytest.mark.parametrize(
+    "tensor", [torch.empty(4, dtype=torch.bits16), torch.eye(4).to_sparse()], ids=["dtype", "layout"]
+)
+def test_dlpack_is_not_asked_again_about_what_it_has_refused(group: ProcessGroup, tensor: Tensor) -> None:
+    """To refuse a tensor takes torch milliseconds."""
+    call = group.all_reduce if tensor.is_sparse else lambda tensor: group.broadcast(tensor, 0)
+    call(tensor).wait()
+    num_refused = _native.num_refused_by_dlpack()
+    assert num_refused > 0
+    for _ in range(3):
+        call(tensor).wait()
+    assert _native.num_refused_by_dlpack() == num_refused
+
+
+def test_a_refused_tensor_does_not_stand_for_its_dtype(group: ProcessGroup, python_calls: list[str]) -> None:
+    with pytest.raises(InvalidCall):
+        group.all_reduce(torch.empty(4, device="meta"))
+    python_calls.clear()
+    group.all_reduce(torch.ones(4)).wait()
+    assert python_calls == []
+
+
+@pytest.mark.parametrize(
     "lazy", [torch._neg_view, lambda tensor: tensor.to(torch.complex64).conj()], ids=["negative", "conjugate"]
 )
 def test_lazy_views_are_what_they_show(group: ProcessGroup, lazy: Callable[[Tensor], Tensor]) -> None:

@@ -49,6 +49,10 @@ struct Torch {
   std::optional<LazyBits> lazy_bits;
   // torch shows its dtypes below a byte as if they were of a byte. Only the dtype object tells.
   nb::object uint8, int8;
+  nb::object strided;
+  // How often DLPack has refused a tensor, and the dtypes for which it did.
+  std::size_t num_refused = 0;
+  std::vector<nb::object> refused_dtypes;
   // (name, tensor): raises, or returns (address, number of the dtype, hash of an unlisted dtype, bytes of an element,
   // shape, strides).
   nb::object look_closer;
@@ -94,6 +98,33 @@ constexpr std::array kKnown{
     Known{dlpack::kFloat8E5m2fnuz, 8, 1, DType::float8_e5m2fnuz},
 };
 
+nb::object attribute(PyObject* tensor, PyObject* name) {
+  nb::object found = nb::steal(PyObject_GetAttr(tensor, name));
+  if (!found.is_valid()) throw nb::python_error();
+  return found;
+}
+
+nb::object dtype_object(PyObject* tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("dtype");
+  return attribute(tensor, name);
+}
+
+// Whether DLPack refuses such tensors, as far as this process has seen. To refuse one takes milliseconds: torch throws
+// an exception that holds the whole stack in words.
+bool is_refused(PyObject* tensor) {
+  const Torch& known = torch();
+  if (known.num_refused == 0) return false;
+  static PyObject* const layout = PyUnicode_InternFromString("layout");
+  if (!attribute(tensor, layout).is(known.strided)) return true;
+  const nb::object dtype = dtype_object(tensor);
+  return std::any_of(known.refused_dtypes.begin(), known.refused_dtypes.end(),
+                     [&](const nb::object& refused) { return dtype.is(refused); });
+}
+
+bool is_dlpacks(DType dtype) {
+  return std::any_of(kKnown.begin(), kKnown.end(), [&](const Known& known) { return known.dtype == dtype; });
+}
+
 // DType::none: not known here.
 DType dtype_of(const dlpack::DataType& type, PyObject* tensor) {
   const auto found = std::find_if(kKnown.begin(), kKnown.end(), [&](const Known& known) {
@@ -101,8 +132,7 @@ DType dtype_of(const dlpack::DataType& type, PyObject* tensor) {
   });
   if (found == kKnown.end()) return DType::none;
   if (found->dtype == DType::uint8 || found->dtype == DType::int8) {
-    const nb::object dtype = nb::steal(PyObject_GetAttrString(tensor, "dtype"));
-    if (!dtype.is_valid()) throw nb::python_error();
+    const nb::object dtype = dtype_object(tensor);
     if (!dtype.is(found->dtype == DType::uint8 ? torch().uint8 : torch().int8)) return DType::none;
   }
   return found->dtype;
@@ -147,11 +177,15 @@ TensorView TensorReader::read(PyObject* tensor, const char* name, Py_ssize_t ind
 
 TensorView TensorReader::read_quickly(PyObject* tensor, const char* name, Py_ssize_t index) {
   if (torch().api == nullptr) throw std::logic_error("set_torch was not called");
-  if (!is_of_plain_class(tensor)) return read_closer(tensor, name, index);
+  if (!is_of_plain_class(tensor) || is_refused(tensor)) return read_closer(tensor, name, index);
   dlpack::Tensor found;
   if (torch().api->borrow_from_object(tensor, &found) != 0) {
     PyErr_Clear();
-    return read_closer(tensor, name, index);
+    ++torch().num_refused;
+    const TensorView seen = read_closer(tensor, name, index);
+    // Other tensors are refused for what they are, not for their dtype.
+    if (!is_dlpacks(seen.dtype)) torch().refused_dtypes.push_back(dtype_object(tensor));
+    return seen;
   }
   const DType dtype = dtype_of(found.dtype, tensor);
   const std::int64_t numel = numel_of(found.shape, found.ndim);
@@ -201,7 +235,8 @@ void bind_tensors(nb::module_& module) {
   module.def(
       "set_torch",
       [](nb::object api, const std::vector<nb::object>& plain_classes, nb::object is_neg, nb::object is_conj,
-         nb::object untyped_storage, nb::object resizable, nb::object uint8, nb::object int8, nb::object look_closer) {
+         nb::object untyped_storage, nb::object resizable, nb::object uint8, nb::object int8, nb::object strided,
+         nb::object look_closer) {
         const auto* table = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(api.ptr(), dlpack::kCapsule));
         if (table == nullptr) throw nb::python_error();
         while (table != nullptr && table->version.major != dlpack::kMajor) table = table->previous;
@@ -218,10 +253,11 @@ void bind_tensors(nb::module_& module) {
         known.resizable = NoArguments(std::move(resizable));
         known.uint8 = std::move(uint8);
         known.int8 = std::move(int8);
+        known.strided = std::move(strided);
         known.look_closer = std::move(look_closer);
       },
       nb::arg("api"), nb::arg("plain_classes"), nb::arg("is_neg"), nb::arg("is_conj"), nb::arg("untyped_storage"),
-      nb::arg("resizable"), nb::arg("uint8"), nb::arg("int8"), nb::arg("look_closer"),
+      nb::arg("resizable"), nb::arg("uint8"), nb::arg("int8"), nb::arg("strided"), nb::arg("look_closer"),
       "What of torch the front reads tensors with. To be called once, before the first call.");
   module.def(
       "learn_lazy_bits",
@@ -240,6 +276,8 @@ void bind_tensors(nb::module_& module) {
       "Finds out where tensors say that they are lazily negated or conjugated, by (tensor, negated, conjugated). "
       "Returns "
       "whether it did; if not, torch's methods are asked.");
+  module.def(
+      "num_refused_by_dlpack", [] { return torch().num_refused; }, "For tests: how many tensors DLPack has refused.");
   module.def(
       "is_lazy", [](nb::handle tensor) { return is_lazy(tensor.ptr()); }, nb::arg("tensor"),
       "For tests: whether a tensor is lazily negated or conjugated.");

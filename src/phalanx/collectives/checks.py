@@ -222,6 +222,7 @@ _native.set_torch(
     resizable=torch.UntypedStorage.resizable,
     uint8=torch.uint8,
     int8=torch.int8,
+    strided=torch.strided,
     look_closer=look_closer,
 )
 
