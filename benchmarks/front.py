@@ -1,8 +1,9 @@
 """What a small call costs before bytes move: reading, checking, describing and recording it.
 
 With one rank no bytes move. Each op is called on a Phalanx group and on a group written in Python that does nothing, in
-turns: the time on the latter is torch's own. With two ranks each op is called in turns with all_reduce. "torch's share"
-is the ratio that would be left if each op cost Phalanx what all_reduce does: torch itself takes longer for lists.
+turns: the time on the latter is torch's own. With two ranks each op is called in turns with all_reduce. torch itself
+takes longer for lists: "torch's share" is the ratio that would be left if each op cost Phalanx what all_reduce does,
+and "less torch's" is the op's ratio divided by it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from harness import (
 )
 
 ALTERNATIONS = 5
-TORCHS_SHARE = "torch's share"
 SIZES = (4, KIB)
+# Ops for which torch walks through lists of tensors.
+LISTS = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
 MOST_ALL_REDUCE, MOST_OTHERS, MOST_TOGETHER = 2.0, 1.5, 1.4
 
 
@@ -50,6 +52,14 @@ class Alone(NamedTuple):
     nothing: float
     ratio: float
     own: float
+
+
+class Together(NamedTuple):
+    """An op's time as a multiple of all_reduce's; that multiple if Phalanx took as long as for all_reduce; the rest."""
+
+    ratio: float
+    torchs_share: float
+    less_torchs: float
 
 
 class _Done(dist.Work):
@@ -103,21 +113,23 @@ def measure(options: argparse.Namespace) -> Result:
     print_table(f"one rank, {format_size(ITEM)}", columns, rows)
     ratio = alone["all_reduce"].ratio
     worst = max(each.own for each in alone.values())
-    together: dict[str, dict[str, float]] = run_ranks(_measure_together, 2, options.quick, backend="phalanx")[0]
+    together: dict[str, dict[str, Together]] = run_ranks(_measure_together, 2, options.quick, backend="phalanx")[0]
     sizes = [format_size(size) for size in SIZES]
-    columns = [*sizes, TORCHS_SHARE]
     print_table(
         "2 ranks: times, against all_reduce's of the same size",
-        ["op", *columns],
-        [[op, *(f"{ratios[column]:.2f}x" for column in columns)] for op, ratios in together.items()],
+        ["op", *(f"{size}{column}" for size in sizes for column in ("", ", torch's share", ", less torch's"))],
+        [[op, *(f"{value:.2f}x" for size in sizes for value in found[size])] for op, found in together.items()],
     )
-    most = max(ratios[size] for ratios in together.values() for size in sizes)
+    singles = max(each.ratio for op, found in together.items() if op not in LISTS for each in found.values())
+    lists = max(each.less_torchs for op, found in together.items() if op in LISTS for each in found.values())
     targets = [
         _at_most("one rank, all_reduce 4 B, against a group that does nothing", MOST_ALL_REDUCE, ratio),
         _at_most("one rank, any other op, less torch's time, against all_reduce", MOST_OTHERS, worst),
-        _at_most("2 ranks, any op of 4 B to 1 KiB, against all_reduce", MOST_TOGETHER, most),
+        _at_most("2 ranks, any op of single tensors of 4 B to 1 KiB, against all_reduce", MOST_TOGETHER, singles),
+        _at_most("2 ranks, any op of lists, less torch's longer time, against all_reduce", MOST_TOGETHER, lists),
     ]
-    return Result({"alone": {op: each._asdict() for op, each in alone.items()}, "together": together}, targets)
+    together_json = {op: {size: each._asdict() for size, each in found.items()} for op, found in together.items()}
+    return Result({"alone": {op: each._asdict() for op, each in alone.items()}, "together": together_json}, targets)
 
 
 def _at_most(what: str, most: float, ratio: float) -> Target:
@@ -125,24 +137,25 @@ def _at_most(what: str, most: float, ratio: float) -> Target:
 
 
 def _measure_alone(rank: int, quick: bool) -> dict[str, Alone]:
-    """Each op in turns with all_reduce, in short blocks: the speed of a machine changes within seconds.
+    """Each op in turns with all_reduce, in short blocks: the speed of a machine changes within milliseconds.
 
-    Of each alternation the fastest block counts. Whatever disturbs a block that never waits makes it longer.
+    So ratios are taken of blocks right after one another, and their median counts.
     """
     group, nothing = dist.group.WORLD, _make_group_that_does_nothing(0, 1)
     assert group is not None
     cases = _cases(1, rank, 1)
     found: dict[str, Alone] = {}
     for op, case in cases.items():
+        contenders = [(one, on) for one in (case, cases["all_reduce"]) for on in (group, nothing)]
         rounds = []
         for _ in range(ALTERNATIONS):
-            contenders = [(one, on) for one in (case, cases["all_reduce"]) for on in (group, nothing)]
             blocks = [[_time(*contender, num=50) for contender in contenders] for _ in range(10 if quick else 50)]
-            rounds.append([min(column) for column in zip(*blocks, strict=True)])
-        own = [(ours - torchs) / (base - base_torchs) for ours, torchs, base, base_torchs in rounds]
-        ours, torchs, *_ = (statistics.median(column) for column in zip(*rounds, strict=True))
-        ratio = statistics.median(each[0] / each[1] for each in rounds)
-        found[op] = Alone(ours, torchs, ratio, statistics.median(own))
+            each = [
+                (ours, torchs, ours / torchs, (ours - torchs) / (base - base_torchs))
+                for ours, torchs, base, base_torchs in blocks
+            ]
+            rounds.append([statistics.median(column) for column in zip(*each, strict=True)])
+        found[op] = Alone(*(statistics.median(column) for column in zip(*rounds, strict=True)))
     return found
 
 
@@ -156,38 +169,44 @@ def _time(case: Case, group: dist.ProcessGroup, num: int) -> float:
     return (time.perf_counter() - start) / num * 1e6
 
 
-def _measure_together(rank: int, quick: bool) -> dict[str, dict[str, float]]:
-    """How many times as long as all_reduce each op takes."""
+def _measure_together(rank: int, quick: bool) -> dict[str, dict[str, Together]]:
+    """How many times as long as all_reduce each op takes, by op and size."""
     group, _, control = groups_to_compare()
+    nothing = _make_group_that_does_nothing(rank, 2)
     effort = Effort(50, ALTERNATIONS, ALTERNATIONS, 0.1) if quick else Effort(200, ALTERNATIONS, 51, 1.0)
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Together]] = {}
     with progress(len(SIZES) * len(OPS), shown=rank == 0) as announce:
         for size in SIZES:
             cases = _cases(size // ITEM, rank, 2)
             for op, case in cases.items():
                 announce(f"2 ranks, {op} {format_size(size)}, against all_reduce")
-                ratio = _ratio(Contender(case, group), Contender(cases["all_reduce"], group), control, effort)
-                found.setdefault(op, {})[format_size(size)] = ratio
-    nothing, num = _make_group_that_does_nothing(rank, 2), 100 if quick else 1000
-    cases = _cases(1, rank, 2)
-    torchs = {
-        op: statistics.median(_time(case, nothing, num) for _ in range(ALTERNATIONS)) for op, case in cases.items()
-    }
-    all_reduce = statistics.median(_time(cases["all_reduce"], group, num) for _ in range(ALTERNATIONS))
-    for op, time_of_torch in torchs.items():
-        found[op][TORCHS_SHARE] = (all_reduce + time_of_torch - torchs["all_reduce"]) / all_reduce
+                rounds = [
+                    _compare((case, cases["all_reduce"]), group, nothing, control, effort.block_calls, number % 2 == 1)
+                    for number in range(effort.max_rounds)
+                ]
+                medians = (statistics.median(column) for column in zip(*rounds, strict=True))
+                found.setdefault(op, {})[format_size(size)] = Together(*medians)
     return found
 
 
-def _ratio(one: Contender, other: Contender, control: dist.ProcessGroup, effort: Effort) -> float:
-    ratios = []
-    for number in range(effort.max_rounds):
-        order = (one, other) if number % 2 == 0 else (other, one)
-        times = {id(contender): contender.time_block(effort.block_calls) for contender in order}
-        slowest = torch.tensor([times[id(one)], times[id(other)]], dtype=torch.float64)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=control)
-        ratios.append(float(slowest[0] / slowest[1]))
-    return statistics.median(ratios)
+def _compare(
+    cases: tuple[Case, Case],
+    group: dist.ProcessGroup,
+    nothing: dist.ProcessGroup,
+    control: dist.ProcessGroup,
+    num: int,
+    backwards: bool,
+) -> Together:
+    """Of one round, in which both cases are timed on both groups. The slower rank counts."""
+    times = [0.0] * 4
+    for index in (1, 0) if backwards else (0, 1):
+        times[index] = Contender(cases[index], group).time_block(num) / num * 1e6
+        times[2 + index] = _time(cases[index], nothing, num)
+    slowest = torch.tensor(times, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=control)
+    op, all_reduce, op_of_torch, all_reduce_of_torch = slowest.tolist()
+    ratio, share = op / all_reduce, 1 + (op_of_torch - all_reduce_of_torch) / all_reduce
+    return Together(ratio, share, ratio / share)
 
 
 def _cases(numel: int, rank: int, ranks: int) -> dict[str, Case]:
