@@ -55,7 +55,8 @@ class Alone(NamedTuple):
 
 
 class Together(NamedTuple):
-    """An op's time as a multiple of all_reduce's; that multiple if Phalanx took as long as for all_reduce; the rest."""
+    """An op's time as a multiple of all_reduce's; that multiple if Phalanx took as long as for all_reduce; the quotient
+    of both."""
 
     ratio: float
     torchs_share: float
@@ -149,14 +150,19 @@ def _measure_alone(rank: int, quick: bool) -> dict[str, Alone]:
         contenders = [(one, on) for one in (case, cases["all_reduce"]) for on in (group, nothing)]
         rounds = []
         for _ in range(ALTERNATIONS):
-            blocks = [[_time(*contender, num=50) for contender in contenders] for _ in range(10 if quick else 50)]
-            each = [
+            blocks = [_time_in_turns(contenders, backwards=number % 2 == 1) for number in range(10 if quick else 50)]
+            figures = [
                 (ours, torchs, ours / torchs, (ours - torchs) / (base - base_torchs))
                 for ours, torchs, base, base_torchs in blocks
             ]
-            rounds.append([statistics.median(column) for column in zip(*each, strict=True)])
+            rounds.append([statistics.median(column) for column in zip(*figures, strict=True)])
         found[op] = Alone(*(statistics.median(column) for column in zip(*rounds, strict=True)))
     return found
+
+
+def _time_in_turns(contenders: list[tuple[Case, dist.ProcessGroup]], backwards: bool) -> list[float]:
+    order = -1 if backwards else 1
+    return [_time(*contender, num=50) for contender in contenders[::order]][::order]
 
 
 def _time(case: Case, group: dist.ProcessGroup, num: int) -> float:

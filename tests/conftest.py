@@ -8,14 +8,13 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Generator
 
 import pytest
 
 from spreading import Spreading, place
 
 _OWN = os.getpid()
-# Until all tests are collected: what is made before stays.
-gc.disable()
 
 
 def _remove(folder: str) -> None:
@@ -40,10 +39,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Spreading
     return Spreading(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and collected tests stay: whenever the garbage collector looked at them, a worker would lose 300 ms."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    # Whenever the collector looked at modules and collected tests, a worker would lose 300 ms.
-    gc.freeze()
-    gc.enable()
     # Collecting tests has imported it if one of them may fork.
     if "forking" in sys.modules:
         sys.modules["forking"].start_server()

@@ -8,12 +8,13 @@ that what is loaded does not depend on which one comes first.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
 from typing import Any
 
-__all__ = ["context", "restore_tunables", "share_server", "start_server"]
+__all__ = ["context", "restore_environment", "share_server", "start_server"]
 
 _PRELOADED = [
     "pytest",
@@ -37,27 +38,32 @@ context = multiprocessing.get_context("forkserver")
 _server: Any = multiprocessing.forkserver._forkserver
 
 
-# glibc asks for large pages: a fork of 200 MiB then copies a fraction of the page tables, in half the time.
-_TUNABLES = "glibc.malloc.hugetlb=1"
+# What only the server needs. glibc asks for large pages: a fork of 200 MiB then copies a fraction of the page tables,
+# in half the time. Python 3.11 starts a server without the paths of its parent: it would not find modules of the tests.
+_OWN_ENVIRONMENT = {
+    "GLIBC_TUNABLES": ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"])),
+    "PYTHONPATH": os.pathsep.join(filter(None, [os.path.dirname(__file__), os.environ.get("PYTHONPATH")])),
+}
+# Holds what these variables had before.
+_BEFORE = "TESTS_ENVIRONMENT_BEFORE"
 
 
 def start_server() -> None:
     context.set_forkserver_preload(_PRELOADED)
-    given = os.environ.get("GLIBC_TUNABLES")
-    os.environ["GLIBC_TUNABLES"] = f"{given}:{_TUNABLES}" if given else _TUNABLES
+    os.environ[_BEFORE] = json.dumps({name: os.environ.get(name) for name in _OWN_ENVIRONMENT})
+    os.environ.update(_OWN_ENVIRONMENT)
     try:
         _server.ensure_running()
     finally:
-        restore_tunables()
+        restore_environment()
 
 
-def restore_tunables() -> None:
-    """In this process, and in the server: programs that the tests start do not inherit what only the server needs."""
-    given = os.environ.get("GLIBC_TUNABLES", "").removesuffix(_TUNABLES).removesuffix(":")
-    if given:
-        os.environ["GLIBC_TUNABLES"] = given
-    else:
-        os.environ.pop("GLIBC_TUNABLES", None)
+def restore_environment() -> None:
+    """In this process, and in the server: ranks and what they start do not inherit what only the server needs."""
+    for name, value in json.loads(os.environ.pop(_BEFORE, "{}")).items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def share_server() -> None:

@@ -1,4 +1,7 @@
-"""Lets a process end without the destructors of torch's libraries, which take 250 ms of CPU time."""
+"""Lets a process end without the destructors of torch's libraries, which take 250 ms of CPU time.
+
+Buffers of C's stdio are not flushed then.
+"""
 
 from __future__ import annotations
 

@@ -32,8 +32,7 @@ from quick_end import skip_library_destructors
 
 
 def be_rank(rank: int, folder: Path, body: Callable[[Rank], None]) -> None:
-    """Ends as a program does, but for the interpreter's own end and that of the libraries, which take a second."""
-    skip_library_destructors()
+    """Ends as a program does, but for the interpreter's own end, which takes a second."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,6 +62,11 @@ def be_rank(rank: int, folder: Path, body: Callable[[Rank], None]) -> None:
     ctypes.pythonapi.Py_Exit(1 if ctypes.pythonapi.PyRun_SimpleString(b"main()") else 0)
 
 
+def be_forked_rank(rank: int, folder: Path, body: Callable[[Rank], None]) -> None:
+    skip_library_destructors()
+    be_rank(rank, folder, body)
+
+
 def be_launcher(folder: Path, body: Callable[[Rank], None]) -> None:
     """Starts the ranks as torchrun does, and ends them so."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
@@ -72,7 +76,7 @@ def be_launcher(folder: Path, body: Callable[[Rank], None]) -> None:
         os.dup2(output, fd)
     context = start_processes(
         name="job",
-        entrypoint=be_rank,
+        entrypoint=be_forked_rank,
         args={rank: (rank, folder, body) for rank in range(SIZE)},
         envs={rank: {} for rank in range(SIZE)},
         logs_specs=DefaultLogsSpecs(log_dir=os.fspath(folder / "logs")),
@@ -97,7 +101,7 @@ class Run:
         self._has_launcher = has_launcher
         starts = [(be_launcher, (folder, job.body))]
         if not has_launcher:
-            starts = [(be_rank, (rank, folder, job.body)) for rank in range(SIZE)]  # type: ignore[misc]
+            starts = [(be_forked_rank, (rank, folder, job.body)) for rank in range(SIZE)]  # type: ignore[misc]
         self._processes = [context.Process(target=target, args=args) for target, args in starts]
         for process in self._processes:
             process.start()

@@ -22,7 +22,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def need_namespaces() -> None:
     """Skips the test where the system does not let this user make namespaces."""
-    command = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount", "--pid", "--fork"]
+    command = [
+        "unshare",
+        *([] if os.geteuid() == 0 else ["--map-root-user"]),
+        "--mount",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+    ]
     if subprocess.run([*command, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip(f"this system does not let the tests run {' '.join(command)}")
 
@@ -50,9 +57,9 @@ class Forked:
         self._read, write = os.pipe()
         self._pid = _fork()
         if self._pid == 0:
-            if own_processes:
-                _enter_own_processes()
             try:
+                if own_processes:
+                    _enter_own_processes()
                 text = function()
             except BaseException:
                 text = traceback.format_exc()
@@ -63,8 +70,8 @@ class Forked:
     def result(self) -> str:
         with open(self._read, closefd=True) as pipe:
             text = pipe.read()
-        os.waitpid(self._pid, 0)
-        return text
+        _, status = os.waitpid(self._pid, 0)
+        return text if status == 0 else f"{text}ended with exit code {os.waitstatus_to_exitcode(status)}"
 
 
 def _enter_own_processes() -> None:
@@ -73,8 +80,8 @@ def _enter_own_processes() -> None:
     _check(_libc.unshare(_CLONE_NEWPID), "unshare")
     child = _fork()
     if child != 0:
-        os.waitpid(child, 0)
-        os._exit(0)
+        _, status = os.waitpid(child, 0)
+        os._exit(0 if status == 0 else 1)
     _mount(b"/proc", b"proc", 0)
 
 

@@ -135,14 +135,6 @@ def test_dlpack_is_not_asked_again_about_what_it_has_refused(group: ProcessGroup
     assert _native.num_refused_by_dlpack() == num_refused
 
 
-def test_a_refused_tensor_does_not_stand_for_its_dtype(group: ProcessGroup, python_calls: list[str]) -> None:
-    with pytest.raises(InvalidCall):
-        group.all_reduce(torch.empty(4, device="meta"))
-    python_calls.clear()
-    group.all_reduce(torch.ones(4)).wait()
-    assert python_calls == []
-
-
 @pytest.mark.parametrize(
     "lazy", [torch._neg_view, lambda tensor: tensor.to(torch.complex64).conj()], ids=["negative", "conjugate"]
 )

@@ -27,7 +27,7 @@ SEEDS = (249, 67, 48, 0, 55, 365, 38, 177, 13, 1, 5, 16, 25, 28, 29, 31, 46, 80,
 
 @pytest.fixture(scope="module")
 def keeper() -> Iterator[Keeper]:
-    # Whole ends are in `make soak`, test_exits.py and test_finalization.py.
+    # `make soak` has whole ends.
     with Keeper(quick_ends=True) as keeper:
         yield keeper
 

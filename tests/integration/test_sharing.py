@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ from users import can_be_another, give_away
 
 def _sum(store: Path, rank: int, size: int) -> str:
     """A sum over all ranks, or the error."""
+    warnings.simplefilter("error")
     timeout = timedelta(seconds=30)
     try:
         dist.init_process_group("phalanx", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)

@@ -91,7 +91,7 @@ def serve() -> Callable[[], None] | None:
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Ranks then leave alone what is loaded here, also at their end, and a world takes half the time. What hangs on a
-    # loaded module is not taken down then: a rank may undo it (`Here.end_as_any_program`).
+    # loaded module is not taken down then: a rank may undo it (`Here.unfreeze_unless_quick`).
     gc.freeze()
     client = socket.socket(fileno=int(sys.argv[1]))
     supervisor = Supervisor(client, client.makefile(), quick_ends)

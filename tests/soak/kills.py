@@ -56,7 +56,7 @@ class _Program:
     def run(self) -> None:
         ends_as_program = self._is_victim and self._scenario.death in ("exception", "sys.exit")
         if ends_as_program or self._scenario.stops:
-            self._here.end_as_any_program()
+            self._here.unfreeze_unless_quick()
         store = self._here.connect()
         self._here.tell("ready")
         self._here.wait_told()

@@ -98,7 +98,7 @@ class Here:
     _listener: socket.socket
     _quick_end: bool
 
-    def end_as_any_program(self) -> None:
+    def unfreeze_unless_quick(self) -> None:
         """Unless ends are to be quick: the interpreter takes down all that is loaded."""
         if not self._quick_end:
             gc.unfreeze()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+import re
 from pathlib import Path
 
 import phalanx
@@ -86,3 +88,33 @@ def test_modules_of_tests_have_names_of_their_own() -> None:
     tests = Path(__file__).resolve().parents[1]
     names = [path.stem for path in tests.rglob("*.py") if path.name not in ("conftest.py", "__init__.py")]
     assert sorted(set(names)) == sorted(names)
+
+
+def _core_includes() -> dict[str, set[str]]:
+    """Of each file of the core, header and source together, the others that it includes."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "_core").glob("*.?pp"):
+        included = re.findall(r'^#include "(\w+)\.hpp"', path.read_text(), re.MULTILINE)
+        found.setdefault(path.stem, set()).update(set(included) - {path.stem})
+    return found
+
+
+def test_files_of_the_core_include_each_other_in_no_circle() -> None:
+    # Raises CycleError, which names the circle.
+    assert len(list(graphlib.TopologicalSorter(_core_includes()).static_order())) > 50
+
+
+def test_files_that_know_python_are_the_top_of_the_core() -> None:
+    """So that C++ tests can have all the others without an interpreter."""
+    texts = {path.stem: "" for path in (ROOT / "_core").glob("*.?pp")}
+    for path in (ROOT / "_core").glob("*.?pp"):
+        texts[path.stem] += path.read_text()
+    python = {stem for stem, text in texts.items() if re.search(r"#include <(nanobind/|Python\.h)", text)}
+    wrong = {
+        f"{stem} includes {name}"
+        for stem, names in _core_includes().items()
+        if stem not in python
+        for name in names & python
+    }
+    assert python
+    assert not wrong

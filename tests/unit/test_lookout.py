@@ -59,39 +59,68 @@ def test_a_rank_that_gave_up_and_dies_between_two_looks_is_not_the_cause(
 
 
 class _GoesOn(dist.HashStore):
-    """A store in which rank 1 goes on to its next group just before rank 0 reads rank 1's note."""
+    """A store in which ranks go on just before rank 0 reads the note of rank `seen`: `changes` are set then."""
 
-    def __init__(self, venue: Venue, next_note: Note, said: list[str]) -> None:
+    def __init__(self, venue: Venue, seen: int, changes: dict[str, str]) -> None:
         super().__init__()
-        self._venue, self._note, self._said = venue, next_note, said
+        self._key, self._changes = venue.note(seen), changes
+        self.set_timeout(timedelta(seconds=5))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        if self._venue.note(1) in keys:
-            for key in self._said:
-                self.set(key, "{}")
-            self.set(self._venue.count(self._note.members, self._note.members.index(1)), str(self._note.number))
-            self.set(self._venue.note(1), self._note.text())
+        if self._key in keys:
+            for key, value in self._changes.items():
+                self.set(key, value)
         return super().multi_get(keys)
 
 
-def _look_at_rank_1(next_members: list[int], next_number: int, said: list[str]) -> Lookout:
-    """Rank 0 of group [0, 1, 2] waits for the key "opened/1" of rank 1."""
-    venue, info = Venue("", "g"), GroupInfo("g", 0, 3, [0, 1, 2])
-    process = (_PROCESS, process_namespace())
-    store = _GoesOn(venue, Note("g", next_members, next_number, *process), said)
-    store.set_timeout(timedelta(seconds=5))
-    store.set(venue.count(info.members, 0), "1")
-    store.set(venue.note(1), Note("g", [0, 1, 2], 1, *process).text())
-    lookout = Lookout(Exchange(store, info, 5, lambda: None), info, venue, Known())
-    lookout.look([Key("opened/1", 1)], 0.0)
+_VENUE = Venue("", "g")
+_KEY, _GIVEN_UP = Key("opened/1", 1), Key("given up")
+
+
+def _note(members: list[int], number: int = 1) -> str:
+    return Note("g", members, number, _PROCESS, process_namespace()).text()
+
+
+def _came(members: list[int], member: int, number: int = 1) -> dict[str, str]:
+    """What the store has when a rank has come to make a group."""
+    return {
+        _VENUE.count(members, members.index(member)): str(number),
+        _VENUE.note(member): _note(members, number),
+    }
+
+
+def _look(members: list[int], seen: int, before: dict[str, str], changes: dict[str, str]) -> Lookout:
+    """Rank 0 makes a group of these members and waits for the key of rank 1."""
+    info = GroupInfo("g", 0, len(members), members)
+    store = _GoesOn(_VENUE, seen, changes)
+    for key, value in {**before, **_came(members, 0)}.items():
+        store.set(key, value)
+    lookout = Lookout(Exchange(store, info, 5, lambda: None), info, _VENUE, Known())
+    lookout.look([_KEY], 0.0, _GIVEN_UP)
     return lookout
 
 
-@pytest.mark.parametrize(("members", "number"), [([0, 1, 2], 2), ([0, 1], 1)], ids=["same ranks", "other ranks"])
-def test_a_rank_that_came_and_makes_its_next_group_is_not_accused(members: list[int], number: int) -> None:
-    assert _look_at_rank_1(members, number, said=["opened/1"]).broken_meetings == []
+@pytest.mark.parametrize(
+    ("members", "number", "said"),
+    [([0, 1, 2], 2, _KEY), ([0, 1], 1, _KEY), ([0, 1, 2], 2, _GIVEN_UP)],
+    ids=["same ranks", "other ranks", "after it gave up"],
+)
+def test_a_rank_that_goes_on_to_its_next_group_is_not_accused(members: list[int], number: int, said: Key) -> None:
+    changes = {said.name: "{}", **_came(members, 1, number)}
+    assert _look([0, 1, 2], 1, _came([0, 1, 2], 1), changes).broken_meetings == []
 
 
 def test_a_rank_that_makes_another_group_instead_is_accused() -> None:
     with pytest.raises(GroupError, match="each waits for the other"):
-        _look_at_rank_1([0, 1], 1, said=[])
+        _look([0, 1, 2], 1, _came([0, 1, 2], 1), _came([0, 1], 1))
+
+
+def test_ranks_that_meet_elsewhere_while_one_looks_are_not_accused() -> None:
+    """Rank 1 makes [1, 2], then [0, 1]; rank 2 makes [1, 2], then [0, 2]: both come to rank 0 in the end."""
+    goes_on = {**_came([1, 2], 2), **_came([0, 2], 2)}
+    assert _look([0, 1], 2, _came([1, 2], 1) | {_VENUE.note(2): _note([0, 2])}, goes_on).broken_meetings == []
+
+
+def test_a_circle_of_three_is_found() -> None:
+    with pytest.raises(GroupError, match="each waits for the next, and the last for the first"):
+        _look([0, 1], 2, _came([1, 2], 1) | _came([0, 2], 2), {})

@@ -110,7 +110,7 @@ nb::object dtype_object(PyObject* tensor) {
 }
 
 // Whether DLPack refuses such tensors, as far as this process has seen. To refuse one takes milliseconds: torch throws
-// an exception that holds the whole stack in words.
+// an exception whose message contains the whole stack trace.
 bool is_refused(PyObject* tensor) {
   const Torch& known = torch();
   if (known.num_refused == 0) return false;
@@ -121,7 +121,7 @@ bool is_refused(PyObject* tensor) {
                      [&](const nb::object& refused) { return dtype.is(refused); });
 }
 
-bool is_dlpacks(DType dtype) {
+bool is_in_table(DType dtype) {
   return std::any_of(kKnown.begin(), kKnown.end(), [&](const Known& known) { return known.dtype == dtype; });
 }
 
@@ -183,8 +183,8 @@ TensorView TensorReader::read_quickly(PyObject* tensor, const char* name, Py_ssi
     PyErr_Clear();
     ++torch().num_refused;
     const TensorView seen = read_closer(tensor, name, index);
-    // Other tensors are refused for what they are, not for their dtype.
-    if (!is_dlpacks(seen.dtype)) torch().refused_dtypes.push_back(dtype_object(tensor));
+    // A precaution: a tensor with a dtype of the table was refused for something else.
+    if (!is_in_table(seen.dtype)) torch().refused_dtypes.push_back(dtype_object(tensor));
     return seen;
   }
   const DType dtype = dtype_of(found.dtype, tensor);

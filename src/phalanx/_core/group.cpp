@@ -37,7 +37,7 @@ Group::Group(std::shared_ptr<Segment> segment, int rank)
       messages_(std::make_shared<Messages>(member_)) {
   progress().add(calls_);
   progress().add(messages_);
-  listener().add(member_);
+  listener().add(member_->segment, member_->rank());
 }
 
 Group::~Group() { leave(Leaving::closed); }
@@ -78,7 +78,7 @@ void Group::leave(Leaving leaving) {
   messages_->sweep();
   progress().remove(calls_);
   progress().remove(messages_);
-  listener().remove(member_);
+  listener().remove(*member_->segment, member_->rank());
   peer_watch().remove(member_);
 }
 

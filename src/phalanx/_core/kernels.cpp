@@ -11,8 +11,6 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "kernel_table.hpp"
-
 namespace phalanx {
 namespace {
 

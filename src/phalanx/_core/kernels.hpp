@@ -41,6 +41,13 @@ static_assert(kReduceOpNames[static_cast<std::size_t>(ReduceOp::premul_sum)] == 
 using ReduceFn = void (*)(void* dst, const void* const* srcs, std::size_t num_srcs, std::size_t count,
                           const double* factors);
 
+// One table per variant: the whole of kernels_impl.hpp under its own flags.
+struct KernelTable {
+  ReduceFn fn[kNumReducible][kNumReduceOps];  // nullptr where the dtype does not have the op
+};
+extern const KernelTable kBaselineKernels;
+extern const KernelTable kAvx2Kernels;  // exists on x86-64 only
+
 // The kernel for this CPU, or nullptr where the dtype does not have the op (see kernels.cpp for the table).
 ReduceFn reduce_kernel(DType dtype, ReduceOp op) noexcept;
 

@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernel_table.hpp"
+#include "kernels.hpp"
 #include "reduce_rules.hpp"
 #include "small_floats.hpp"
 

@@ -4,8 +4,6 @@
 #include <thread>
 #include <utility>
 
-#include "progress.hpp"
-
 namespace phalanx {
 
 namespace {

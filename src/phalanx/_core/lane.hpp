@@ -11,17 +11,13 @@
 #include <optional>
 #include <vector>
 
+#include "progress.hpp"
 #include "ticket.hpp"
 
 namespace phalanx {
 
-class Lane {
+class Lane : public Tendable {
  public:
-  virtual ~Lane() = default;
-  Lane() = default;
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
-
   // Goes on with the lane until the ticket has ended, `until` has passed or a signal came (both: pending).
   Result wait(const Ticket& ticket, Clock::time_point until);
   // The peers that the ticket's call waits for; none while it advances. Answers at once, whoever holds the lane.
@@ -30,15 +26,8 @@ class Lane {
   }
   // Somebody looks whether a call has ended, or wants to hear of it, and does not wait: it must not be left pending.
   void hurry() noexcept;
-  bool idle() const noexcept { return pending_.load(std::memory_order_seq_cst) == 0; }
-
-  // For the progress thread: does what can be done without waiting.
-  enum class Tended {
-    done,   // `bells` has what to sleep on, unless another thread holds the lane, or there is nothing to do
-    more,   // there is more to do at once
-    alone,  // others have ended calls of this lane since the last time, and will go on doing so; look again soon
-  };
-  Tended tend(bool urgent, std::vector<Bell>& bells);
+  bool idle() const noexcept final { return pending_.load(std::memory_order_seq_cst) == 0; }
+  Tended tend(bool urgent, std::vector<Bell>& bells) final;
   // For a rank that is about to leave: goes on with all calls of the lane until they have ended, or until `until`.
   enum class Rest {
     nothing,

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "futex.hpp"
-#include "member.hpp"
 #include "per_process.hpp"
 
 namespace phalanx {
@@ -27,18 +26,18 @@ bool is_asked(const Answer& answer) noexcept {
 
 Listener& listener() { return g_listener.get(); }
 
-void Listener::add(const std::shared_ptr<Member>& member) {
+void Listener::add(std::shared_ptr<Segment> segment, int rank) {
   {
     const std::lock_guard lock(mutex_);
-    members_.push_back(member);
+    places_.push_back({std::move(segment), rank});
   }
   ring(bell_);
 }
 
-void Listener::remove(const std::shared_ptr<Member>& member) {
+void Listener::remove(const Segment& segment, int rank) {
   {
     const std::lock_guard lock(mutex_);
-    std::erase(members_, member);
+    std::erase_if(places_, [&](const Place& place) { return place.segment.get() == &segment && place.rank == rank; });
   }
   ring(bell_);
 }
@@ -53,9 +52,9 @@ void Listener::set_closed(bool closed) noexcept {
   ring(bell_);
 }
 
-std::vector<std::shared_ptr<Member>> Listener::members() {
+std::vector<Listener::Place> Listener::places() {
   const std::lock_guard lock(mutex_);
-  return members_;
+  return places_;
 }
 
 std::optional<Listener::Call> Listener::next() {
@@ -64,9 +63,9 @@ std::optional<Listener::Call> Listener::next() {
     if (closed_.load(std::memory_order_seq_cst)) return std::nullopt;
     Call call;
     call.noted = noted_.exchange(false, std::memory_order_seq_cst);
-    const auto known = members();
-    for (const auto& member : known) {
-      Answer& answer = member->segment->answer(member->rank());
+    const auto known = places();
+    for (const Place& place : known) {
+      Answer& answer = place.answer();
       const Bell bell{&answer.asked, answer.asked.load(std::memory_order_seq_cst)};
       if (is_asked(answer)) call.asked = true;
       if (bells.size() <= kMostBells) bells.push_back(bell);
@@ -78,8 +77,8 @@ std::optional<Listener::Call> Listener::next() {
 }
 
 void Listener::answer(const std::string& text) {
-  for (const auto& member : members()) {
-    Answer& answer = member->segment->answer(member->rank());
+  for (const Place& place : places()) {
+    Answer& answer = place.answer();
     const std::uint32_t asked = answer.asked.load(std::memory_order_seq_cst);
     if (asked == answer.answered.load(std::memory_order_relaxed)) continue;
     answer.text.write(text);

@@ -1,7 +1,7 @@
 // What a rank does although it is busy elsewhere: a thread of its own answers its peers, and tells what was noticed.
 //
 // A peer that waits asks through the segment where this rank is. The thread, a Python one so that it can look at the
-// program's frames, sleeps here until somebody asks. One a process, for all groups.
+// program's frames, sleeps here until somebody asks. One per process, for all groups.
 #pragma once
 
 #include <atomic>
@@ -17,12 +17,11 @@
 
 namespace phalanx {
 
-struct Member;
-
 class Listener {
  public:
-  void add(const std::shared_ptr<Member>& member);
-  void remove(const std::shared_ptr<Member>& member);
+  // This process is a rank of a group.
+  void add(std::shared_ptr<Segment> segment, int rank);
+  void remove(const Segment& segment, int rank);
   // Something was noticed.
   void wake() noexcept;
   // While it is closed nobody sleeps here.
@@ -38,10 +37,15 @@ class Listener {
   void answer(const std::string& text);
 
  private:
-  std::vector<std::shared_ptr<Member>> members();
+  struct Place {
+    std::shared_ptr<Segment> segment;
+    int rank;
+    Answer& answer() const noexcept { return segment->answer(rank); }
+  };
+  std::vector<Place> places();
 
   std::mutex mutex_;
-  std::vector<std::shared_ptr<Member>> members_;
+  std::vector<Place> places_;
   std::atomic<std::uint32_t> bell_{0};
   std::atomic<bool> closed_{false};
   std::atomic<bool> noted_{false};

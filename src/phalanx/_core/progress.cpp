@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "completions.hpp"
 #include "per_process.hpp"
 #include "without_signals.hpp"
 
@@ -25,12 +26,12 @@ Progress& progress() { return g_progress.get(); }
 
 Completions& completions() { return g_completions.get(); }
 
-void Progress::add(std::shared_ptr<Lane> lane) {
+void Progress::add(std::shared_ptr<Tendable> lane) {
   const std::lock_guard lock(lanes_mutex_);
   lanes_.push_back(std::move(lane));
 }
 
-void Progress::remove(const std::shared_ptr<Lane>& lane) {
+void Progress::remove(const std::shared_ptr<Tendable>& lane) {
   const std::lock_guard lock(thread_mutex_);
   {
     const std::lock_guard lanes_lock(lanes_mutex_);
@@ -73,7 +74,7 @@ void Progress::start() {
   running_.store(true, std::memory_order_release);
 }
 
-Lane::Tended Progress::tend_all(bool urgent, std::vector<Bell>& bells) {
+Tendable::Tended Progress::tend_all(bool urgent, std::vector<Bell>& bells) {
   {
     const std::lock_guard lock(lanes_mutex_);
     tended_ = lanes_;
@@ -82,14 +83,14 @@ Lane::Tended Progress::tend_all(bool urgent, std::vector<Bell>& bells) {
   bool alone = false;
   pending_ = false;
   for (const auto& lane : tended_) {
-    const Lane::Tended tended = lane->tend(urgent, bells);
-    more = more || tended == Lane::Tended::more;
-    alone = alone || tended == Lane::Tended::alone;
+    const Tendable::Tended tended = lane->tend(urgent, bells);
+    more = more || tended == Tendable::Tended::more;
+    alone = alone || tended == Tendable::Tended::alone;
     pending_ = pending_ || !lane->idle();
   }
   // Bells lie in the memory of groups, which stays for the short sleep that something pending has.
   if (!pending_) tended_.clear();
-  return more ? Lane::Tended::more : alone ? Lane::Tended::alone : Lane::Tended::done;
+  return more ? Tendable::Tended::more : alone ? Tendable::Tended::alone : Tendable::Tended::done;
 }
 
 // Until something urgent comes, which may have come since it was last looked for.
@@ -111,11 +112,11 @@ void Progress::run() {
     bells.assign(1, Bell{&bell_, seen});
     // After the bell was read: a stop that came before its ring was read is not slept over.
     if (stop_.load(std::memory_order_seq_cst)) break;
-    const Lane::Tended tended = tend_all(is_urgent, bells);
+    const Tendable::Tended tended = tend_all(is_urgent, bells);
     // Calls come and go, and those who made them see to them.
-    tired = tended == Lane::Tended::alone ||
-            (tended == Lane::Tended::done && !pending_ && bell_.load(std::memory_order_seq_cst) != before);
-    if (tired || tended == Lane::Tended::more) continue;
+    tired = tended == Tendable::Tended::alone ||
+            (tended == Tendable::Tended::done && !pending_ && bell_.load(std::memory_order_seq_cst) != before);
+    if (tired || tended == Tendable::Tended::more) continue;
     asleep_.store(true, std::memory_order_seq_cst);
     futex_wait_any(bells, pending_ ? kLongestSleep : kSleepOfTheIdle);
     asleep_.store(false, std::memory_order_seq_cst);

@@ -1,4 +1,4 @@
-// The thread that carries on with calls nobody waits for. One a process, started when it is first needed.
+// The thread that carries on with calls nobody waits for. One per process, started when it is first needed.
 //
 // It holds a lane only while there is something to do in it, sleeps until a bell of any lane rings, and never spins:
 // the CPUs belong to the program. A short call has done what its peers need of it when it is handed over, and most of
@@ -14,16 +14,35 @@
 #include <thread>
 #include <vector>
 
-#include "lane.hpp"
+#include "futex.hpp"
 
 namespace phalanx {
 
+// What the thread looks after: a lane (lane.hpp).
+class Tendable {
+ public:
+  Tendable() = default;
+  virtual ~Tendable() = default;
+  Tendable(const Tendable&) = delete;
+  Tendable& operator=(const Tendable&) = delete;
+
+  enum class Tended {
+    done,   // `bells` has what to sleep on, unless another thread holds the lane, or there is nothing to do
+    more,   // there is more to do at once
+    alone,  // others have ended calls of this lane since the last time, and will go on doing so; look again soon
+  };
+  // Does what can be done without waiting.
+  virtual Tended tend(bool urgent, std::vector<Bell>& bells) = 0;
+  // Nothing is pending.
+  virtual bool idle() const noexcept = 0;
+};
+
 class Progress {
  public:
-  // Lanes that are to be tended whenever something is pending in them.
-  void add(std::shared_ptr<Lane> lane);
+  // Lanes that must be tended whenever something is pending in them.
+  void add(std::shared_ptr<Tendable> lane);
   // The lane is left alone from its next turn on. With the last lane the thread ends.
-  void remove(const std::shared_ptr<Lane>& lane);
+  void remove(const std::shared_ptr<Tendable>& lane);
   // Something is pending in some lane. If it is not urgent, who handed it over may be about to wait for it.
   void wake(bool urgent);
   // Why the thread could not be started, as an error number; 0: it could, or was not needed.
@@ -33,11 +52,11 @@ class Progress {
   void start();
   void wake_thread(bool urgent) noexcept;
   void run();
-  Lane::Tended tend_all(bool urgent, std::vector<Bell>& bells);
+  Tendable::Tended tend_all(bool urgent, std::vector<Bell>& bells);
   void nap() noexcept;
 
   std::mutex lanes_mutex_;
-  std::vector<std::shared_ptr<Lane>> lanes_;
+  std::vector<std::shared_ptr<Tendable>> lanes_;
   std::mutex thread_mutex_;  // taken before the other
   std::thread thread_;
   std::atomic<bool> running_{false};
@@ -50,7 +69,7 @@ class Progress {
   std::atomic<bool> naps_{false};
 
   // Of the thread alone.
-  std::vector<std::shared_ptr<Lane>> tended_;
+  std::vector<std::shared_ptr<Tendable>> tended_;
   bool pending_ = false;
   std::uint32_t urgent_seen_ = 0;
 };

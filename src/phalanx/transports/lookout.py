@@ -137,8 +137,11 @@ class Lookout:
             # It has not said it before it died.
             raise self.told_by(given_up)
 
-    def look(self, keys: list[Key], waited: float) -> None:
-        """A closer look at those who still have something to say; in a large group, at some of them each time."""
+    def look(self, keys: list[Key], waited: float, given_up_key: Key) -> None:
+        """A closer look at those who still have something to say; in a large group, at some of them each time.
+
+        Under `given_up_key` a rank says that it gave up this meeting.
+        """
         missing = self._some_missing(keys)
         for key in missing:
             self._check_ended(key)
@@ -148,7 +151,7 @@ class Lookout:
         found = {rank: note for rank, note in notes.items() if note is not None}
         for rank, note in found.items():
             self._look_at_process(rank, note)
-        self._look_for_circle(missing)
+        self._look_for_circle(missing, given_up_key)
         if not self._has_warned and waited > _PATIENCE:
             self._warn(found)
 
@@ -183,7 +186,7 @@ class Lookout:
             # Another process has come under that rank.
             del self._watched[rank], self._peers[rank]
 
-    def _look_for_circle(self, missing: list[Key]) -> None:
+    def _look_for_circle(self, missing: list[Key], given_up_key: Key) -> None:
         own = self._info.members[self._info.rank]
         keys = {self._info.members[key.rank]: key for key in missing}
         notes: dict[int, Note] = {}
@@ -202,11 +205,16 @@ class Lookout:
         circle = find_circle(own, waits_for)
         if not circle:
             return
-        # Each of them was there all the time while it was seen that the next one has not come to it.
-        if any(self._note(member) != notes[member] for member in circle[1:]):
-            return
-        # The first one may have come here meanwhile, and have gone on to its next group.
-        if self._exchange.has(keys[circle[1]].name):
+        # Ranks go on while this one looks. If each of them still makes the group that its note names, and after that
+        # the next one still has not come there, then nobody has gone on.
+        first, *others = circle[1:]
+        has_gone_on = (
+            any(self._note(member) != notes[member] for member in circle[1:])
+            or self._exchange.has(keys[first].name)
+            or any(self._has_come(notes[member], other) for member, other in zip(circle[1:], others, strict=False))
+            or self._exchange.has(given_up_key.name)
+        )
+        if has_gone_on:
             return
         self.broken_meetings = [
             self._venue.meeting(notes[member].members, notes[member].number) for member in circle[1:]

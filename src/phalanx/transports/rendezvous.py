@@ -144,7 +144,11 @@ class _Meeting:
 
     def _failure(self) -> GivenUp | None:
         """Why another rank gave up this meeting; None: none has."""
-        return self._exchange.find(Key(self._prefix + "given up"), GivenUp.read)
+        return self._exchange.find(self._given_up_key, GivenUp.read)
+
+    @property
+    def _given_up_key(self) -> Key:
+        return Key(self._prefix + "given up")
 
     def _tell_what_is_made(self, gave_up: bool = False) -> None:
         note = Note(self._info.name, list(self._info.members), self._number, *self._process, gave_up)
@@ -258,7 +262,7 @@ class _Meeting:
     def look(self, keys: list[Key], waited: float) -> None:
         self._check_given_up()
         with self._explaining():
-            self._lookout.look(keys, waited)
+            self._lookout.look(keys, waited, self._given_up_key)
 
     def _check_given_up(self) -> None:
         given_up = self._failure()
@@ -267,10 +271,10 @@ class _Meeting:
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
-        """A rank that is gone, or makes another group, may have said before why it gave up this one."""
+        """A rank that is gone may have said before why it gave up."""
         try:
             yield
-        except (PeerLost, GroupError):
+        except PeerLost:
             self._check_given_up()
             raise
 
