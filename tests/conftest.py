@@ -12,6 +12,7 @@ from collections.abc import Generator
 
 import pytest
 
+from freezing import freeze_loaded
 from spreading import Spreading, place
 
 _OWN = os.getpid()
@@ -46,7 +47,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.freeze()
+        freeze_loaded()
         gc.enable()
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import gc
 import inspect
 import multiprocessing
 import multiprocessing.connection
@@ -35,6 +34,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, Store
 
 from forking import context
+from freezing import freeze_loaded
 
 # The numbers of system calls: futex, and those in which the parent of the ranks waits for something to do.
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, -1)
@@ -341,10 +341,8 @@ def _be_short_program(here: Here, function: Callable[..., Any], args: tuple[obje
 def _be_program(here: Here, function: Callable[..., Any], args: tuple[object, ...]) -> None:
     torch.set_num_threads(1)
     _redirect(here)
-    # What was loaded before is not looked through in the end, which would take longer than all else. Triton, which a
-    # build of torch for CUDA loads, would print that its objects were never freed.
-    if "triton._C.libtriton" not in sys.modules:
-        gc.freeze()
+    # What was loaded before is not looked through in the end, which would take longer than all else.
+    freeze_loaded()
     # From Python 3.13 on, a child of multiprocessing has forgotten what was to be called at the exit of its parent.
     if sys.version_info >= (3, 13):
         atexit.register(weakref.finalize._exitfunc)
