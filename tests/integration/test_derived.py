@@ -189,8 +189,9 @@ def _side_of(here: Here) -> phalanx.ProcessGroup:
     return phalanx.new_group(store=store, rank=here.rank % 2, world_size=2, name=f"side {number}")
 
 
-def _dies_before_it_is_told(here: Here) -> str:
-    """Rank 3, when rank 2 has seen where all go, and before rank 2 tells it."""
+def _dies_before_it_is_told(here: Here, late: bool) -> str:
+    """Rank 3, when rank 2 has seen where all go, and before rank 2 tells it. `late`: rank 1 waits to be told, too,
+    before it goes there."""
     side = _side_of(here)
 
     def die_when_told() -> None:
@@ -205,18 +206,25 @@ def _dies_before_it_is_told(here: Here) -> str:
         _before(Group, "exchange", 2, die_when_told)
     elif here.rank == 2:
         _before(Group, "exchange", 2, tell_and_hear)
+    elif here.rank == 1 and late:
+        _before(Group, "join", 1, tell_and_hear)
     with pytest.raises(phalanx.PeerLost) as caught:
         side.merge_remote_group(here.store("meeting"), 4, timedelta(seconds=50))
     return f"{caught.value.peer} {caught.value.message}"
 
 
-def test_a_death_while_the_ranks_of_a_group_are_told_where_to_go(tmp_path: Path) -> None:
-    world = World(_dies_before_it_is_told, 4, tmp_path)
+@pytest.mark.parametrize("late", [False, True], ids=["all come", "one comes after the others have given up"])
+def test_a_death_while_the_ranks_of_a_group_are_told_where_to_go(late: bool, tmp_path: Path) -> None:
+    world = World(_dies_before_it_is_told, 4, tmp_path, late)
     world.told(2)
     world.keep_dead()
     world.tell(3)
     world.wait_dead(3)
     world.tell(2)
+    if late:
+        world.told(1)
+        world.wait_dead(0)
+        world.tell(1)
     ends = world.ends(40)
     for end in ends[:2]:
         assert end.error is None, end.trace

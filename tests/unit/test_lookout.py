@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -50,12 +51,45 @@ def test_a_rank_that_gave_up_and_dies_between_two_looks_is_not_the_cause(
     exchange = Exchange(store, info, 5, lambda: None)
     lookout = Lookout(exchange, info, Venue("", "g"), Known({1: _PROCESS}))
     reason = "rank 2 ended while the group was being made"
-    lookout.expect(GivenUp(1, 1, "PeerLost", "PEER_LOST", reason, "", 2, "", "", _PROCESS, process_namespace()))
+    lookout.expect(1, GivenUp(1, 1, "PeerLost", "PEER_LOST", reason, "", 2, "", "", _PROCESS, process_namespace()))
     lookout.watch_known()
     with pytest.raises(PeerLost) as caught:
         _check_until_it_raises(lookout, num_looks + 1)
     assert caught.value.peer == 2
     assert caught.value.message == reason
+
+
+@pytest.mark.parametrize("is_dead", [False, True], ids=["left", "dead"])
+@pytest.mark.parametrize(
+    ("last_meeting", "words", "expected"),
+    [
+        (1, "", "group 'other' could not be merged"),
+        (0, "", "rank 1 (ended|died) while the group was being made(:|$)"),
+        (1, "ValueError: bad", r"rank 1 ended while the group was being made\n.*the first exception.*: ValueError: bad"),
+    ],
+    ids=["it was told of the failure", "it came to no meeting", "its own error"],
+)
+def test_a_rank_that_ends_after_a_failed_meeting(
+    is_dead: bool, last_meeting: int, words: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 2 gave up the first meeting, rank 1 was told and ended, and rank 0 comes late: to the second meeting."""
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=5))
+    info = GroupInfo("g", 0, 3, [0, 1, 2])
+    if last_meeting:
+        store.set(_VENUE.count([0, 1, 2], 1), str(last_meeting))
+    monkeypatch.setattr(_native.Peer, "watch", lambda *identity: _Dying(0 if is_dead else 100))
+    known = Known({1: _PROCESS}, lambda rank: words if rank == 1 else None)
+    lookout = Lookout(Exchange(store, info, 5, lambda: None), info, _VENUE, known)
+    reason = "group 'other' could not be merged"
+    lookout.expect(1, GivenUp(2, 2, "PeerLost", "PEER_LOST", reason, "", 2, "", "", (4, 5, 6), "elsewhere"))
+    lookout.watch_known()
+    keys = [Key("hello/1", 1), Key("hello/2", 2)]
+    with pytest.raises(PeerLost) as caught:
+        if is_dead:
+            lookout.check(keys)
+        lookout.look(keys, 0.0, _GIVEN_UP)
+    assert re.match(expected, caught.value.message)
 
 
 class _GoesOn(dist.HashStore):

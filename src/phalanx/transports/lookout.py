@@ -87,6 +87,8 @@ class Lookout:
         self._next = 0
         self._has_warned = False
         self._given_up: dict[int, tuple[GivenUp, _native.Peer | None]] = {}
+        # Why earlier meetings of these ranks failed, by their numbers.
+        self._failures: dict[int, GivenUp] = {}
         # What this rank was told, and the error that says so here.
         self._told: tuple[PhalanxError, GivenUp] | None = None
         # Those of other groups that can't be made either.
@@ -113,7 +115,8 @@ class Lookout:
         peer = self._peers.get(rank)
         if peer is not None and peer.dead:
             identities.forget(self._watched.get(rank, identities.NOBODY))
-            raise lost_while_joining(self._info, rank, peer.status, replaced_by=peer.replaced_by)
+            words = self._words_of(rank) or ""
+            raise lost_while_joining(self._info, rank, peer.status, words=words, replaced_by=peer.replaced_by)
 
     def check(self, keys: list[Key]) -> None:
         """Raises where a rank that still has something to say is dead. Asks the store about dead ranks only."""
@@ -123,6 +126,7 @@ class Lookout:
             is_dead = peer is not None and peer.dead
             self._check_given_up(key)
             if is_dead and not self._exchange.has(key.name):
+                self._check_failed_before(key.rank)
                 self._check_alive(key.rank)
 
     def _check_given_up(self, key: Key) -> None:
@@ -136,6 +140,15 @@ class Lookout:
         elif not self._exchange.has(key.name):
             # It has not said it before it died.
             raise self.told_by(given_up)
+
+    def _check_failed_before(self, rank: int) -> None:
+        """Raises where this rank ended without an error after an earlier meeting that it had come to had failed: it
+        ended because of that failure."""
+        if not self._failures or self._words_of(rank) != "":
+            return
+        last = self._exchange.count(Key(self._venue.count(self._info.members, rank), rank))
+        if last in self._failures:
+            raise self.told_by(self._failures[last])
 
     def look(self, keys: list[Key], waited: float, given_up_key: Key) -> None:
         """A closer look at those who still have something to say; in a large group, at some of them each time.
@@ -165,11 +178,17 @@ class Lookout:
         return []
 
     def _check_ended(self, key: Key) -> None:
-        words = self._known.words_of_left(key.rank)
-        if words is None and words_of_ended is not None and self._info.global_ranks:
-            words = words_of_ended(self._info.global_ranks[key.rank])
+        words = self._words_of(key.rank)
         if words is not None and not self._exchange.has(key.name):
+            self._check_failed_before(key.rank)
             raise lost_while_joining(self._info, key.rank, _native.UNKNOWN_STATUS, dead=False, words=words)
+
+    def _words_of(self, rank: int) -> str | None:
+        """The last words of a rank that has ended or left; None: it has not."""
+        words = self._known.words_of_left(rank)
+        if words is None and words_of_ended is not None and self._info.global_ranks:
+            words = words_of_ended(self._info.global_ranks[rank])
+        return words
 
     def _note(self, member: int) -> Note | None:
         """Which group a rank, of all, came to make last."""
@@ -253,8 +272,9 @@ class Lookout:
     def _is_another(self, note: Note) -> bool:
         return note.name == self._info.name and note.members != list(self._info.members)
 
-    def expect(self, given_up: GivenUp) -> None:
-        """A rank gave up an earlier meeting. It may come to this one; if it ends instead, this is why."""
+    def expect(self, number: int, given_up: GivenUp) -> None:
+        """The meeting with this number has failed. Its ranks may come to this one; if one ends instead, this is why."""
+        self._failures[number] = given_up
         if given_up.member in self._info.members and given_up.processes == self._namespace:
             rank = self._info.members.index(given_up.member)
             self._given_up[rank] = given_up, _native.Peer.watch(*given_up.identity)

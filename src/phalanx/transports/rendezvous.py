@@ -125,8 +125,8 @@ class _Meeting:
         with _counting:
             self._choose(self._exchange.count(key) + 1)
             while (given_up := self._failure()) and given_up.may_try_again:
+                self._lookout.expect(self._number, given_up)
                 self._choose(self._number + 1)
-                self._lookout.expect(given_up)
             self._exchange.set(key.name, str(self._number))
         place = self.venue.place(self._info.members)
         observer().coming(self._info, place, self._number, self._timeout)
