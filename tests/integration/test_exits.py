@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Here, World, check_no_files_left, shared_files, values
+from ranks import Here, World, check_no_files_left, shared_files, until, values
 
 import phalanx
 from phalanx.debug.own_box import own_box
@@ -170,6 +170,13 @@ def _receive(group: Any) -> None:
     group.recv(torch.ones(3), 1).wait()
 
 
+def _join_entirely(thread: threading.Thread) -> None:
+    """Python's join returns when the thread has run its last Python code; the kernel may still list it."""
+    thread.join()
+    path = Path(f"/proc/self/task/{thread.native_id}")
+    until(lambda: not path.exists(), "a thread of the test lives")
+
+
 def _destroy(here: Here) -> tuple[list[str], Path]:
     before = _holdings()
     here.init()
@@ -198,7 +205,7 @@ def _destroy(here: Here) -> tuple[list[str], Path]:
             os.sched_yield()
         dist.destroy_process_group()
         for thread in threads:
-            thread.join()
+            _join_entirely(thread)
         assert len(errors) == 3
         with pytest.raises(phalanx.GroupError) as caught:
             kept[1].wait()
