@@ -164,10 +164,13 @@ Complaints report_taken_over(int size, Random& random) {
   Failure failure{};
   failure.kind = FailureKind::mismatch;
   bool taken = false;
-  lines.fail(failure, [&](std::uint32_t report) {
+  const auto take_over = [&](std::uint32_t report) {
     if (std::exchange(taken, true)) return;
     world.segment->header().report_state.store(ReportState::claimed(report + 1, 1).word());
-  });
+  };
+  Reporting reporting(lines);
+  reporting.begin({failure, take_over}, Clock::now());
+  while (!reporting.advance(Clock::now())) reporting.nap(Clock::time_point::max());
   Complaints complaints;
   expect(complaints, lines.failed() && lines.failure().kind == FailureKind::mismatch, "the group to have a failure");
   return complaints;

@@ -189,6 +189,7 @@ void run_pending_failure_cases(Tally& tally, int size, std::uint64_t seed);  // 
 void run_refusal_cases(Tally& tally, int size, std::uint64_t seed);          // refusals.cpp
 void run_statistics_cases(Tally& tally, int size, std::uint64_t seed);       // statistics.cpp
 void run_handing_over_cases(Tally& tally, std::uint64_t seed);               // handing_over.cpp
+void run_reporting_cases(Tally& tally, std::uint64_t seed);                  // reporting.cpp
 void run_black_box_cases(Tally& tally, std::uint64_t seed);                  // black_box.cpp
 
 // What failure cases say of what they found.

@@ -1,17 +1,14 @@
 #include "call.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <string>
-#include <thread>
 
 namespace phalanx {
 
 namespace {
 
 constexpr int kStepsAtOnce = 32;
-constexpr std::chrono::microseconds kBetweenLooks{200};
 constexpr std::uint64_t kShapeBits = 0xffff0000;
 
 constexpr std::uint64_t mix(std::uint64_t state, std::uint64_t value) noexcept {
@@ -241,7 +238,7 @@ bool Call::verify(int peer, std::uint64_t seq) noexcept {
     const std::uint64_t word = theirs[first % kRing].load(std::memory_order_relaxed);
     if (is_for(word, first) && !agree(word, mine[first % kRing].load(std::memory_order_relaxed))) break;
   }
-  report_mismatch(peer, first);
+  fail({peer, first, {}});
   return false;
 }
 
@@ -256,41 +253,42 @@ void Call::note_shapes(int peer) noexcept {
   lines_.note({seq_, request_->op, {side(std::min(rank(), peer)), side(std::max(rank(), peer))}});
 }
 
-void Call::report_mismatch(int peer, std::uint64_t seq) noexcept {
-  const auto until = Clock::now() + kMismatchGrace;
-  const auto is_awaited = [&](int other) {
-    return !is_for(segment_.control(other).words[seq % kRing].load(std::memory_order_acquire), seq) &&
-           !lines_.gone(other, GaveUp::calls, true);
-  };
-  for (int other = 0; other < size() && !lines_.failed() && Clock::now() < until;) {
-    if (is_awaited(other)) {
-      std::this_thread::sleep_for(kBetweenLooks);
-    } else {
-      ++other;
-    }
-  }
-  fail(peer, seq, {});
+void Call::fail_by(const Splits& splits) noexcept {
+  fail({splits.receiver == rank() ? splits.sender : splits.receiver, seq_, splits});
 }
 
-void Call::report_splits(const Splits& splits) noexcept {
-  fail(splits.receiver == rank() ? splits.sender : splits.receiver, seq_, splits);
-}
-
-void Call::fail(int peer, std::uint64_t seq, const Splits& splits) noexcept {
+void Call::fail(const Mismatch& mismatch) noexcept {
   failed_ = true;
-  Failure failure;
-  failure.kind = FailureKind::mismatch;
-  failure.rank = rank();
-  failure.peer = peer;
-  failure.seq = seq;
-  failure.call = *request_;
-  failure.splits = splits;
-  lines_.fail(failure, [&](std::uint32_t report) {
+  mismatch_ = mismatch;
+}
+
+bool Call::has_made(int rank, std::uint64_t seq) const noexcept {
+  return is_for(segment_.control(rank).words[seq % kRing].load(std::memory_order_acquire), seq);
+}
+
+bool Call::is_complete(std::uint64_t seq) const noexcept {
+  for (int other = 0; other < size(); ++other) {
+    if (!has_made(other, seq) && !lines_.gone(other, GaveUp::calls, true)) return false;
+  }
+  return true;
+}
+
+Finding Call::finding() {
+  const std::uint64_t seq = mismatch_.seq;
+  Finding finding;
+  finding.failure.kind = FailureKind::mismatch;
+  finding.failure.rank = rank();
+  finding.failure.peer = mismatch_.peer;
+  finding.failure.seq = seq;
+  finding.failure.call = *request_;
+  finding.failure.splits = mismatch_.splits;
+  finding.testify = [this, seq](std::uint32_t report) {
     for (int witness = 0; witness < size(); ++witness) {
-      const bool arrived = is_for(segment_.control(witness).words[seq % kRing].load(std::memory_order_acquire), seq);
-      lines_.testify(report, witness, LaneKind::calls, arrived ? seq : 0, seq - 1);
+      lines_.testify(report, witness, LaneKind::calls, has_made(witness, seq) ? seq : 0, seq - 1);
     }
-  });
+  };
+  finding.is_complete = [this, seq] { return is_complete(seq); };
+  return finding;
 }
 
 // One step of the pipeline, the furthest along first so that slots become free early. When none is possible

@@ -18,12 +18,9 @@
 #include "kernels.hpp"
 #include "layout.hpp"
 #include "location.hpp"
-#include "waiting.hpp"
+#include "reporting.hpp"
 
 namespace phalanx {
-
-// A report of a mismatch waits so long for ranks that have not made the call yet.
-inline constexpr std::chrono::milliseconds kMismatchGrace{50};
 
 // What the caller asks for: a call, and its memory. Blocks hold what the op reads and writes on this rank; see types.py
 // for their forms.
@@ -39,7 +36,7 @@ enum class Advance {
   finished,
   blocked,  // Call::blocked_on() says on what
   more,     // could go on at once; returned now and then so that the caller can look at signals and the clock
-  failed,
+  failed,   // Call::finding() says how
 };
 
 class Call;
@@ -82,6 +79,8 @@ class Call {
   // waited for several: their order is not known.
   int last_arriver() const noexcept { return awaits_ ? kNoRank : awaited_; }
   const Condition& blocked_on() const noexcept { return blocked_on_; }
+  // What this rank has found where the call has failed. Refers to this object.
+  Finding finding();
   // Where peers let this rank wait: those who have come may disagree already. False: they do, and the call has failed.
   bool compare_with_those_who_came() noexcept;
   // Whether all ranks, this one included, have made the call.
@@ -99,7 +98,7 @@ class Call {
   std::uint64_t* sizes(int rank) const noexcept { return segment_.sizes(rank, seq_); }
   bool is_root() const noexcept { return request_->root == rank(); }
   // Ends the call: two ranks disagree about the sizes that they exchange, of which all know.
-  void report_splits(const Splits& splits) noexcept;
+  void fail_by(const Splits& splits) noexcept;
 
   // The plan, set by Algorithm::plan.
   std::uint64_t ticks = 1;
@@ -119,10 +118,16 @@ class Call {
   bool agreed();
   bool verify(int peer, std::uint64_t seq) noexcept;
   bool verify_history() noexcept;
-  // Ends the call: this rank and `peer` disagree about `seq`. Waits for a moment, so that the report knows of those who
-  // are about to come.
-  void report_mismatch(int peer, std::uint64_t seq) noexcept;
-  void fail(int peer, std::uint64_t seq, const Splits& splits) noexcept;
+  // Two ranks disagree: this one, and `peer`, about `seq`.
+  struct Mismatch {
+    int peer = kNoRank;
+    std::uint64_t seq = 0;
+    Splits splits;
+  };
+  void fail(const Mismatch& mismatch) noexcept;
+  bool has_made(int rank, std::uint64_t seq) const noexcept;
+  // Whether nobody is about to make the call of this seq.
+  bool is_complete(std::uint64_t seq) const noexcept;
   void note_shapes(int peer) noexcept;
   void describe() noexcept;
   std::uint64_t result_hash() const noexcept;
@@ -144,6 +149,7 @@ class Call {
   bool met_ = false;
   bool agreed_ = false;
   bool failed_ = false;
+  Mismatch mismatch_;
   bool awaits_ = false;
   bool all_came_ = false;
   int awaited_ = kNoRank;  // the peer for whom it waited last

@@ -6,7 +6,7 @@
 namespace phalanx {
 
 CallQueue::CallQueue(std::shared_ptr<Member> member)
-    : member_(std::move(member)), call_(*member_->segment, member_->lines, history_) {
+    : member_(std::move(member)), call_(*member_->segment, member_->lines, history_), reporting_(member_->lines) {
   history_.verified.resize(static_cast<std::size_t>(member_->size()), 0);
 }
 
@@ -69,19 +69,20 @@ void CallQueue::end(CallTicket& ticket, Result result) {
   ticket.end(result, ended_at_);
 }
 
-void CallQueue::end_queue(Result result, const CallTicket* late) {
+void CallQueue::end_queue(Result result, const CallTicket* failed) {
   std::deque<std::shared_ptr<CallTicket>> queue;
   {
     const std::lock_guard lock(mutex_);
     queue.swap(queue_);
   }
-  for (const auto& ticket : queue) end(*ticket, ticket.get() == late ? Result::failed : result);
+  for (const auto& ticket : queue) end(*ticket, ticket.get() == failed ? Result::failed : result);
 }
 
 // One call at most comes to its end, so that whoever waits for it can look.
 bool CallQueue::go_on(Clock::time_point now, bool briefly) {
   if (!current_ && !begin_next(now, briefly)) return false;
   if (!current_) return true;
+  if (reporting_.is_under_way()) return go_on_reporting(now);
   if (briefly && !current_->is_short) return false;
   const FloatMode::Scope scope(current_->float_mode);
   switch (call_.advance(now)) {
@@ -89,8 +90,8 @@ bool CallQueue::go_on(Clock::time_point now, bool briefly) {
       end_current(Result::finished);
       return true;
     case Advance::failed:
-      fail();
-      return true;
+      report(call_.finding(), current_, now);
+      return !reporting_.is_under_way();
     case Advance::more:
       return true;
     case Advance::blocked:
@@ -105,10 +106,22 @@ std::vector<int> CallQueue::missing(const Ticket&) const {
   return packed == kNoCondition ? std::vector<int>() : member_->lines.missing(unpack(packed));
 }
 
-void CallQueue::fail(const CallTicket* late) {
+void CallQueue::report(Finding finding, std::shared_ptr<CallTicket> failed, Clock::time_point now) {
+  failed_ = std::move(failed);
+  reporting_.begin(std::move(finding), now);
+  go_on_reporting(now);
+}
+
+bool CallQueue::go_on_reporting(Clock::time_point now) {
+  if (!reporting_.advance(now)) return false;
+  fail(*std::exchange(failed_, nullptr));
+  return true;
+}
+
+void CallQueue::fail(const CallTicket& failed) {
   member_->lines.give_up(GaveUp::calls);
-  end_current(late == nullptr || late == current_.get() ? Result::failed : Result::was_broken);
-  end_queue(Result::was_broken, late);
+  end_current(&failed == current_.get() ? Result::failed : Result::was_broken);
+  end_queue(Result::was_broken, &failed);
 }
 
 // A call whose time is up before those before it have ended can't be left out: peers will make it, and would then meet
@@ -127,40 +140,41 @@ std::shared_ptr<CallTicket> CallQueue::find_late(Clock::time_point now) {
 
 void CallQueue::check() {
   if (member_->has_left()) {
+    reporting_.drop();
+    failed_.reset();
     if (current_) end_current(Result::left);
     return end_queue(Result::left);
   }
-  if (!current_) return;
+  if (!current_ || reporting_.is_under_way()) return;
   const Condition& condition = call_.blocked_on();
   switch (member_->lines.look(condition)) {
     case WaitResult::reached:
     case WaitResult::interrupted:
       return;
     case WaitResult::failed:
-      return fail();
+      return fail(*current_);
     case WaitResult::gone: {
       const int peer = member_->lines.first_gone(condition);
       if (peer < 0) return;
-      member_->report_gone(doing(*current_), peer);
-      return fail();
+      return report({member_->end_of(peer, doing(*current_))}, current_, Clock::now());
     }
     case WaitResult::expired:
       break;
   }
-  if (!call_.compare_with_those_who_came()) return fail();
   const auto now = Clock::now();
+  if (!call_.compare_with_those_who_came()) return report(call_.finding(), current_, now);
   const std::shared_ptr<CallTicket> late = find_late(now + Member::kAskBefore);
   if (!late || (late->asked && now < late->deadline)) return;
   const std::vector<int> missing = member_->lines.missing(condition);
   if (missing.empty()) return;
   if (!late->asked) member_->ask_missing(*late, missing);
   if (now < late->deadline) return;
-  member_->report_timeout(doing(*late), missing);
-  fail(late.get());
+  report({member_->timeout_of(doing(*late), missing)}, late, now);
 }
 
 Lane::News CallQueue::wait_for_news(Clock::time_point until) {
   if (!current_) return News::none;
+  if (reporting_.is_under_way()) return reporting_.nap(until) ? News::none : News::interrupted;
   switch (member_->lines.wait(call_.blocked_on(), std::min(until, current_->deadline))) {
     case WaitResult::reached:
       return News::some;

@@ -36,16 +36,20 @@ class CallQueue : public Lane {
   // At most one short call that is at the head of the queue.
   bool advance_briefly(Clock::time_point now) override { return go_on(now, true); }
   void check() override;
+  Clock::time_point next_look(Clock::time_point now) const override { return reporting_.next_look(now); }
   // A call that has not begun waits for those whom the one before it waits for.
   std::vector<int> missing(const Ticket&) const override;
   bool everybody_came() override { return current_ && call_.everybody_came(); }
   News wait_for_news(Clock::time_point until) override;
   bool linger() override {
-    return current_ && member_->lines.linger(call_.blocked_on(), [&] { return wanted(); });
+    return current_ && !reporting_.is_under_way() &&
+           member_->lines.linger(call_.blocked_on(), [&] { return wanted(); });
   }
-  std::optional<Bell> arm() override { return member_->lines.arm(call_.blocked_on()); }
+  std::optional<Bell> arm() override {
+    return reporting_.is_under_way() ? member_->lines.bell() : member_->lines.arm(call_.blocked_on());
+  }
   void disarm() override { member_->lines.disarm(); }
-  bool arm_again() override { return current_ && arm().has_value(); }
+  bool arm_again() override { return current_ && !reporting_.is_under_way() && arm().has_value(); }
   void wake_holder() noexcept override {}
 
  private:
@@ -53,9 +57,12 @@ class CallQueue : public Lane {
   bool begin_next(Clock::time_point now, bool only_short);
   void end_current(Result result);
   void end(CallTicket& ticket, Result result);
-  void end_queue(Result result, const CallTicket* late = nullptr);
-  // Ends all: the current call, or the one that is late, as failed, the others as broken by it.
-  void fail(const CallTicket* late = nullptr);
+  void end_queue(Result result, const CallTicket* failed = nullptr);
+  // Breaks the group. `failed` is the call that fails by it.
+  void report(Finding finding, std::shared_ptr<CallTicket> failed, Clock::time_point now);
+  bool go_on_reporting(Clock::time_point now);
+  // Ends all: this call as failed, the others as broken by it.
+  void fail(const CallTicket& failed);
   std::shared_ptr<CallTicket> find_late(Clock::time_point now);
   static Member::Doing doing(const CallTicket& ticket) noexcept;
 
@@ -64,6 +71,9 @@ class CallQueue : public Lane {
   Call call_;
   std::shared_ptr<CallTicket> current_;  // the one that call_ carries out
   Clock::time_point ended_at_{};         // when the one before ended
+  // While a failure is reported the current call makes no further step.
+  Reporting reporting_;
+  std::shared_ptr<CallTicket> failed_;  // the call that fails by it
   // What current_ was blocked on last, for threads that do not hold the lane.
   std::atomic<PackedCondition> blocked_on_{kNoCondition};
 

@@ -68,7 +68,7 @@ void Group::keep_records(std::shared_ptr<BlackBox> box, std::uint32_t group, con
   known.write(path.size() <= known.kRoom ? path : "");
 }
 
-void Group::abort(const std::string& text) { member_->report_abort(seq(), text); }
+void Group::abort(const std::string& text) { member_->abort(seq(), text); }
 
 void Group::leave(Leaving leaving) {
   if (forked() || member_->left.exchange(true)) return;

@@ -86,7 +86,7 @@ void Lane::hand_over(const Ticket& ticket, bool at_once) {
   if (!idle() && !(stays_watched && watched_.load(std::memory_order_seq_cst))) progress().wake(!at_once);
 }
 
-Lane::Tended Lane::tend(bool urgent, std::vector<Bell>& bells) {
+Lane::Tended Lane::tend(bool urgent, Sleep& sleep) {
   // First: whoever hands over a call, and finds the lane watched, leaves it to this thread.
   watched_.store(false, std::memory_order_seq_cst);
   if (idle()) return Tended::done;
@@ -104,7 +104,8 @@ Lane::Tended Lane::tend(bool urgent, std::vector<Bell>& bells) {
     if (!idle()) {
       const std::optional<Bell> bell = arm();
       more = !bell;
-      if (bell) bells.push_back(*bell);
+      if (bell) sleep.bells.push_back(*bell);
+      sleep.until = std::min(sleep.until, next_look(Clock::now()));
       watched_.store(bell.has_value(), std::memory_order_seq_cst);
     }
   }

@@ -27,7 +27,7 @@ class Lane : public Tendable {
   // Somebody looks whether a call has ended, or wants to hear of it, and does not wait: it must not be left pending.
   void hurry() noexcept;
   bool idle() const noexcept final { return pending_.load(std::memory_order_seq_cst) == 0; }
-  Tended tend(bool urgent, std::vector<Bell>& bells) final;
+  Tended tend(bool urgent, Sleep& sleep) final;
   // For a rank that is about to leave: goes on with all calls of the lane until they have ended, or until `until`.
   enum class Rest {
     nothing,
@@ -48,6 +48,8 @@ class Lane : public Tendable {
   virtual bool advance_briefly(Clock::time_point now) = 0;
   // Ends the calls that can't be carried out any more, once advance() has nothing to do.
   virtual void check() = 0;
+  // When check() is to look again by itself, whatever rings.
+  virtual Clock::time_point next_look(Clock::time_point now) const = 0;
   // Whether all who take part in a call of the lane, the next one if they have an order, have made it.
   virtual bool everybody_came() = 0;
   enum class News { some, none, interrupted };

@@ -32,8 +32,8 @@ Member::Member(std::shared_ptr<Segment> shared, int rank)
   }
 }
 
-void Member::report_timeout(const Doing& doing, const std::vector<int>& missing,
-                            const std::set<std::uint32_t>& other_tags) {
+Failure Member::timeout_of(const Doing& doing, const std::vector<int>& missing,
+                           const std::set<std::uint32_t>& other_tags) const {
   Failure failure;
   failure.kind = FailureKind::timeout;
   failure.rank = rank();
@@ -41,7 +41,7 @@ void Member::report_timeout(const Doing& doing, const std::vector<int>& missing,
   failure.asked = doing.asked ? 1 : 0;
   for (const int rank : missing) failure.add_missing(rank);
   for (const std::uint32_t tag : other_tags) failure.add_other_tag(tag);
-  lines.fail(failure);
+  return failure;
 }
 
 void Member::ask_missing(Ticket& ticket, const std::vector<int>& missing) const noexcept {
@@ -51,12 +51,10 @@ void Member::ask_missing(Ticket& ticket, const std::vector<int>& missing) const 
   }
 }
 
-void Member::report_gone(const Doing& doing, int peer) {
-  // A peer that has given up did so because of a failure that is there already.
-  if (lines.failed()) return;
+Failure Member::end_of(int peer, const Doing& doing) const {
   Failure failure = lines.describe_gone(peer);
   set_doing(failure, doing);
-  lines.fail(failure);
+  return failure;
 }
 
 void Member::blame(const Ticket& ticket, Result result) const {
@@ -65,13 +63,16 @@ void Member::blame(const Ticket& ticket, Result result) const {
   }
 }
 
-void Member::report_abort(std::uint64_t seq, const std::string& reason) {
+void Member::abort(std::uint64_t seq, const std::string& reason) {
   Failure failure;
   failure.kind = FailureKind::aborted;
   failure.rank = rank();
   failure.seq = seq;
   copy_text(failure.reason, reason);
-  lines.abort(failure);
+  lines.let_nobody_wait();
+  Reporting reporting(lines);
+  reporting.begin({failure}, Clock::now());
+  while (!reporting.advance(Clock::now())) reporting.nap(Clock::time_point::max());
 }
 
 }  // namespace phalanx

@@ -10,8 +10,8 @@
 
 #include "black_box.hpp"
 #include "refusal_notes.hpp"
+#include "reporting.hpp"
 #include "statistics.hpp"
-#include "waiting.hpp"
 
 namespace phalanx {
 
@@ -36,12 +36,13 @@ struct Member {
   // So long before a call gives up the missing ranks are asked where they are: afterwards they will have moved on.
   static constexpr std::chrono::milliseconds kAskBefore{150};
   void ask_missing(Ticket& ticket, const std::vector<int>& missing) const noexcept;
-  // Breaks the group, unless it is already.
-  // `other_tags` are those of messages that came instead of the one that is missing.
-  void report_timeout(const Doing& doing, const std::vector<int>& missing,
-                      const std::set<std::uint32_t>& other_tags = {});
-  void report_gone(const Doing& doing, int peer);
-  void report_abort(std::uint64_t seq, const std::string& reason);
+  // What this rank has found. `other_tags` are those of messages that came instead of the one that is missing.
+  Failure timeout_of(const Doing& doing, const std::vector<int>& missing,
+                     const std::set<std::uint32_t>& other_tags = {}) const;
+  Failure end_of(int peer, const Doing& doing) const;
+  // Breaks the group, unless it is broken already, and ends all waits in it. Waits for another rank that reports a
+  // failure.
+  void abort(std::uint64_t seq, const std::string& reason);
   // Writes down why a call fails, before it ends with this result.
   void blame(const Ticket& ticket, Result result) const;
 

@@ -32,6 +32,7 @@ Messages::Messages(std::shared_ptr<Member> member)
       rank_(member_->rank()),
       chunk_bytes_(segment_.header().tuning.message_chunk_bytes),
       patience_(segment_.header().tuning),
+      reporting_(member_->lines),
       out_(at(member_->size())),
       in_(at(member_->size())),
       num_sent_(at(member_->size())),
@@ -73,6 +74,7 @@ void Messages::end(const TicketPtr& ticket, Result result) {
 
 bool Messages::go_on(Clock::time_point now, int most_chunks) {
   now_ = now;
+  if (reporting_.is_under_way()) return go_on_reporting(now);
   if (any_submitted_.load(std::memory_order_acquire)) take_submitted();
   bool did = false;
   for (int peer = 0; peer < member_->size(); ++peer) {
@@ -159,11 +161,12 @@ void Messages::accept(int from, std::uint64_t number, const Envelope& envelope, 
     copy_text(failure.where, text_of(ticket->location));
     failure.misfit.sent = described(envelope, rank_);
     copy_text(failure.misfit.where, member_->lines.location_text(from, envelope.location));
-    member_->lines.fail(failure, [&](std::uint32_t report) {
+    const auto testify = [this](std::uint32_t report) {
       for (int rank = 0; rank < member_->size(); ++rank)
         member_->lines.testify(report, rank, LaneKind::messages, 0, UINT64_MAX);
-    });
-    return end(ticket, Result::failed);
+    };
+    ending_.emplace_back(ticket, Result::failed);
+    return report({failure, testify}, now_);
   }
   if (envelope.bytes > kInlineBytes) {
     in_[at(from)].to_grant.emplace_back(number, ticket);
@@ -335,6 +338,7 @@ bool Messages::something_came() const noexcept {
 
 Lane::News Messages::wait_for_news(Clock::time_point until) {
   if (idle()) return News::none;
+  if (reporting_.is_under_way()) return reporting_.nap(until) ? News::none : News::interrupted;
   until = std::min(until, soonest_);
   const auto shares_cpu = [&] {
     const std::uint32_t here = current_cpu();
@@ -393,22 +397,41 @@ std::vector<Messages::TicketPtr> Messages::take_tickets_of(int peer) {
   return tickets;
 }
 
-void Messages::end_all(Result result, const MessageTicket* late) {
-  const auto end_one = [&](const TicketPtr& ticket) { end(ticket, ticket.get() == late ? Result::failed : result); };
+std::vector<Messages::TicketPtr> Messages::take_all() {
   if (any_submitted_.load(std::memory_order_acquire)) take_submitted();
+  std::vector<TicketPtr> all;
   for (int peer = 0; peer < member_->size(); ++peer) {
-    for (const TicketPtr& ticket : take_tickets_of(peer)) end_one(ticket);
+    const std::vector<TicketPtr> tickets = take_tickets_of(peer);
+    all.insert(all.end(), tickets.begin(), tickets.end());
   }
   // What is left are receives from anybody.
   num_posted_any_ = 0;
-  for (const TicketPtr& ticket : std::exchange(posted_, {})) end_one(ticket);
+  all.insert(all.end(), posted_.begin(), posted_.end());
+  posted_.clear();
+  return all;
 }
 
-void Messages::fail_with(int peer) {
-  const std::vector<TicketPtr> tickets = take_tickets_of(peer);
+void Messages::end_all(Result result) {
+  for (const TicketPtr& ticket : take_all()) end(ticket, result);
+}
+
+void Messages::fail_with(int peer, Clock::time_point now) {
   out_[at(peer)].given_up = true;
-  member_->report_gone(doing(*tickets.front()), peer);
-  for (const TicketPtr& ticket : tickets) end(ticket, Result::failed);
+  Finding finding{member_->end_of(peer, doing(*tickets_of(peer).front()))};
+  for (const TicketPtr& ticket : take_tickets_of(peer)) ending_.emplace_back(ticket, Result::failed);
+  report(std::move(finding), now);
+}
+
+void Messages::report(Finding finding, Clock::time_point now) {
+  if (reporting_.is_under_way()) return;
+  reporting_.begin(std::move(finding), now);
+  go_on_reporting(now);
+}
+
+bool Messages::go_on_reporting(Clock::time_point now) {
+  if (!reporting_.advance(now)) return false;
+  for (const auto& [ticket, result] : std::exchange(ending_, {})) end(ticket, result);
+  return true;
 }
 
 Member::Doing Messages::doing(const MessageTicket& ticket) noexcept {
@@ -434,8 +457,14 @@ std::set<std::uint32_t> Messages::tags_from(const std::vector<int>& peers) const
 }
 
 void Messages::check() {
-  if (member_->has_left()) return end_all(Result::left);
+  if (member_->has_left()) {
+    reporting_.drop();
+    for (const auto& [ticket, result] : std::exchange(ending_, {})) end(ticket, Result::left);
+    return end_all(Result::left);
+  }
+  if (reporting_.is_under_way()) return;
   if (member_->lines.failed() && member_->lines.failed_for_all()) return end_all(Result::failed);
+  const auto now = Clock::now();
   std::vector<int> gone;
   const bool ask = deaths_.due();
   for (int peer = 0; peer < member_->size(); ++peer) {
@@ -443,19 +472,19 @@ void Messages::check() {
   }
   if (!gone.empty()) {
     // Now that it is known that they do no more: what they did before may be enough.
-    if (advance(Clock::now())) return;
+    if (advance(now)) return;
     for (const int peer : gone) {
-      if (!out_[at(peer)].empty() || !in_[at(peer)].empty()) fail_with(peer);
+      if (!out_[at(peer)].empty() || !in_[at(peer)].empty()) fail_with(peer, now);
     }
     if (num_posted_any_ > 0 && gone.size() + 1 == at(member_->size())) {
       // Of several the one that has an exception to tell.
       const auto told =
           std::find_if(gone.begin(), gone.end(), [&](int peer) { return !member_->lines.last_words(peer).empty(); });
-      member_->report_gone(doing(*posted_.front()), told != gone.end() ? *told : gone.front());
-      return end_all(Result::failed);
+      Finding finding{member_->end_of(told != gone.end() ? *told : gone.front(), doing(*posted_.front()))};
+      for (const TicketPtr& ticket : take_all()) ending_.emplace_back(ticket, Result::failed);
+      return report(std::move(finding), now);
     }
   }
-  const auto now = Clock::now();
   if (now < soonest_ - Member::kAskBefore) return;
   soonest_ = Clock::time_point::max();
   TicketPtr late;
@@ -474,9 +503,12 @@ void Messages::check() {
   }
   for (const TicketPtr& ticket : posted_) look_at(ticket);
   if (!late) return;
-  member_->report_timeout(doing(*late), peers_of(*late),
-                          late->sends() ? std::set<std::uint32_t>() : tags_from(peers_of(*late)));
-  end_all(Result::was_broken, late.get());
+  const auto other_tags = late->sends() ? std::set<std::uint32_t>() : tags_from(peers_of(*late));
+  Finding finding{member_->timeout_of(doing(*late), peers_of(*late), other_tags)};
+  for (const TicketPtr& ticket : take_all()) {
+    ending_.emplace_back(ticket, ticket == late ? Result::failed : Result::was_broken);
+  }
+  report(std::move(finding), now);
 }
 
 }  // namespace phalanx

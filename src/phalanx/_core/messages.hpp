@@ -20,6 +20,7 @@
 
 #include "lane.hpp"
 #include "member.hpp"
+#include "reporting.hpp"
 
 namespace phalanx {
 
@@ -37,6 +38,7 @@ class Messages : public Lane {
   // Moves no chunks of long messages.
   bool advance_briefly(Clock::time_point now) override { return go_on(now, 0); }
   void check() override;
+  Clock::time_point next_look(Clock::time_point now) const override { return reporting_.next_look(now); }
   std::vector<int> missing(const Ticket& ticket) const override {
     return peers_of(static_cast<const MessageTicket&>(ticket));
   }
@@ -47,7 +49,7 @@ class Messages : public Lane {
   std::optional<Bell> arm() override;
   void disarm() override;
   // Whatever came since arm() has rung the bell.
-  bool arm_again() override { return !something_came(); }
+  bool arm_again() override { return !reporting_.is_under_way() && !something_came(); }
   void wake_holder() noexcept override;
 
  private:
@@ -101,13 +103,18 @@ class Messages : public Lane {
   bool something_came() const noexcept;
 
   void end(const TicketPtr& ticket, Result result);
-  void end_all(Result result, const MessageTicket* late = nullptr);
+  void end_all(Result result);
+  // Breaks the group, unless that is under way already. Then the messages in `ending_` end.
+  void report(Finding finding, Clock::time_point now);
+  bool go_on_reporting(Clock::time_point now);
   // What is under way to and from the peer; a receive from anybody once it has a message.
   std::vector<TicketPtr> tickets_of(int peer) const;
   // The same, out of all lists.
   std::vector<TicketPtr> take_tickets_of(int peer);
+  // All that are under way, out of all lists.
+  std::vector<TicketPtr> take_all();
   // Ends the messages to and from the peer, who will not take part in them any more.
-  void fail_with(int peer);
+  void fail_with(int peer, Clock::time_point now);
   static Member::Doing doing(const MessageTicket& ticket) noexcept;
   std::vector<int> peers_of(const MessageTicket& ticket) const;
   std::set<std::uint32_t> tags_from(const std::vector<int>& peers) const;
@@ -118,6 +125,9 @@ class Messages : public Lane {
   const std::uint64_t chunk_bytes_;
   Patience patience_;
   DeathWatch deaths_;
+  // While a failure is reported no message makes a further step.
+  Reporting reporting_;
+  std::vector<std::pair<TicketPtr, Result>> ending_;  // those that end with it
   std::vector<Outgoing> out_;
   std::vector<Incoming> in_;
   std::list<TicketPtr> posted_;  // receives without a message, in the order in which they were made

@@ -74,7 +74,7 @@ void Progress::start() {
   running_.store(true, std::memory_order_release);
 }
 
-Tendable::Tended Progress::tend_all(bool urgent, std::vector<Bell>& bells) {
+Tendable::Tended Progress::tend_all(bool urgent, Sleep& sleep) {
   {
     const std::lock_guard lock(lanes_mutex_);
     tended_ = lanes_;
@@ -83,7 +83,7 @@ Tendable::Tended Progress::tend_all(bool urgent, std::vector<Bell>& bells) {
   bool alone = false;
   pending_ = false;
   for (const auto& lane : tended_) {
-    const Tendable::Tended tended = lane->tend(urgent, bells);
+    const Tendable::Tended tended = lane->tend(urgent, sleep);
     more = more || tended == Tendable::Tended::more;
     alone = alone || tended == Tendable::Tended::alone;
     pending_ = pending_ || !lane->idle();
@@ -101,7 +101,7 @@ void Progress::nap() noexcept {
 }
 
 void Progress::run() {
-  std::vector<Bell> bells;
+  Sleep sleep;
   bool tired = true;
   while (true) {
     const std::uint32_t before = bell_.load(std::memory_order_seq_cst);
@@ -109,16 +109,19 @@ void Progress::run() {
     const std::uint32_t urgent = urgent_.load(std::memory_order_seq_cst);
     const bool is_urgent = urgent != std::exchange(urgent_seen_, urgent);
     const std::uint32_t seen = bell_.load(std::memory_order_seq_cst);
-    bells.assign(1, Bell{&bell_, seen});
+    sleep.bells.assign(1, Bell{&bell_, seen});
+    sleep.until = Clock::time_point::max();
     // After the bell was read: a stop that came before its ring was read is not slept over.
     if (stop_.load(std::memory_order_seq_cst)) break;
-    const Tendable::Tended tended = tend_all(is_urgent, bells);
+    const Tendable::Tended tended = tend_all(is_urgent, sleep);
     // Calls come and go, and those who made them see to them.
     tired = tended == Tendable::Tended::alone ||
             (tended == Tendable::Tended::done && !pending_ && bell_.load(std::memory_order_seq_cst) != before);
     if (tired || tended == Tendable::Tended::more) continue;
     asleep_.store(true, std::memory_order_seq_cst);
-    futex_wait_any(bells, pending_ ? kLongestSleep : kSleepOfTheIdle);
+    const std::chrono::nanoseconds longest = pending_ ? std::chrono::nanoseconds(kLongestSleep) : kSleepOfTheIdle;
+    const std::chrono::nanoseconds left = sleep.until - Clock::now();
+    if (left.count() > 0) futex_wait_any(sleep.bells, std::min(longest, left));
     asleep_.store(false, std::memory_order_seq_cst);
     // While something is pending anyway, what comes is looked at with it.
     tired = !pending_;

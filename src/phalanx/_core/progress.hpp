@@ -18,6 +18,12 @@
 
 namespace phalanx {
 
+// What the thread sleeps on, and until when at most.
+struct Sleep {
+  std::vector<Bell> bells;
+  Clock::time_point until;
+};
+
 // What the thread looks after: a lane (lane.hpp).
 class Tendable {
  public:
@@ -27,12 +33,12 @@ class Tendable {
   Tendable& operator=(const Tendable&) = delete;
 
   enum class Tended {
-    done,   // `bells` has what to sleep on, unless another thread holds the lane, or there is nothing to do
+    done,   // `sleep` has what to sleep on, unless another thread holds the lane, or there is nothing to do
     more,   // there is more to do at once
     alone,  // others have ended calls of this lane since the last time, and will go on doing so; look again soon
   };
   // Does what can be done without waiting.
-  virtual Tended tend(bool urgent, std::vector<Bell>& bells) = 0;
+  virtual Tended tend(bool urgent, Sleep& sleep) = 0;
   // Nothing is pending.
   virtual bool idle() const noexcept = 0;
 };
@@ -52,7 +58,7 @@ class Progress {
   void start();
   void wake_thread(bool urgent) noexcept;
   void run();
-  Tendable::Tended tend_all(bool urgent, std::vector<Bell>& bells);
+  Tendable::Tended tend_all(bool urgent, Sleep& sleep);
   void nap() noexcept;
 
   std::mutex lanes_mutex_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "listener.hpp"
@@ -10,10 +9,6 @@
 namespace phalanx {
 
 namespace {
-
-// The last one that can take over gets more time: after it, the group has no failure to tell.
-constexpr std::chrono::milliseconds kLastReport{5000};
-constexpr std::chrono::microseconds kBetweenLooks{50};
 
 constexpr std::size_t index(Counter counter) { return static_cast<std::size_t>(counter); }
 
@@ -197,43 +192,23 @@ std::int32_t Lines::exit_status(int rank) const noexcept {
   return told != 0 ? told - 1 : kUnknownStatus;
 }
 
-// A rank that finds a failure while another one reports one waits for that report. It takes over with what it has found
-// itself where the other rank has died or is held up (stopped, throttled) for too long, or where a timeout says that
-// nobody waits any longer. Every report has memory of its own: a rank that was held up goes on writing to it,
-// harmlessly.
-std::optional<std::uint32_t> Lines::claim_report(std::chrono::milliseconds patience) noexcept {
-  auto until = Clock::now() + patience;
-  ReportState last = report_state();
-  while (true) {
-    const ReportState state = report_state();
-    if (state.is_published()) return std::nullopt;
-    // A rank that has taken over gets its own time.
-    if (state.word() != last.word()) until = Clock::now() + kLongestReport;
-    last = state;
-    bool takes_over = Clock::now() >= until;
-    if (state.is_claimed() && !takes_over) {
-      Peer* const process = process_of(state.claimer());
-      takes_over = process != nullptr && process->dead();
-    }
-    if (!state.is_claimed() || takes_over) {
-      const std::uint32_t report = state.is_claimed() ? state.report() + 1 : 0;
-      std::uint32_t seen = state.word();
-      if (report < kReports && header_.report_state.compare_exchange_strong(
-                                   seen, ReportState::claimed(report, rank_).word(), std::memory_order_acq_rel)) {
-        return report;
-      }
-      if (report == kReports && Clock::now() >= until + kLastReport) return std::nullopt;
-    }
-    std::this_thread::sleep_for(kBetweenLooks);
-  }
+bool Lines::claim_report(ReportState state, std::uint32_t number) noexcept {
+  std::uint32_t seen = state.word();
+  return header_.report_state.compare_exchange_strong(seen, ReportState::claimed(number, rank_).word(),
+                                                      std::memory_order_acq_rel);
 }
 
-bool Lines::publish_report(std::uint32_t report, const Failure& failure) noexcept {
-  header_.failures[report] = failure;
-  // Fails where another rank has taken over.
-  std::uint32_t mine = ReportState::claimed(report, rank_).word();
-  return header_.report_state.compare_exchange_strong(mine, ReportState::published(report).word(),
+bool Lines::publish_report(std::uint32_t number, const Failure& failure) noexcept {
+  header_.failures[number] = failure;
+  std::uint32_t mine = ReportState::claimed(number, rank_).word();
+  return header_.report_state.compare_exchange_strong(mine, ReportState::published(number).word(),
                                                       std::memory_order_seq_cst);
+}
+
+bool Lines::nap(Clock::time_point until) const noexcept {
+  const Bell before = bell();
+  const auto now = Clock::now();
+  return failed() || now >= until || futex_wait(before, std::min<std::chrono::nanoseconds>(until - now, kLongestSleep));
 }
 
 Failure Lines::failure() const {
@@ -243,11 +218,6 @@ Failure Lines::failure() const {
   lost.kind = FailureKind::aborted;
   copy_text(lost.reason, "several ranks died or were held up while they reported a failure");
   return lost;
-}
-
-void Lines::abort(const Failure& failure) noexcept {
-  header_.aborted.store(1, std::memory_order_seq_cst);
-  fail(failure);
 }
 
 bool Lines::failed_for_all() const {

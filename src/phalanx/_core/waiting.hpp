@@ -124,29 +124,30 @@ class Lines {
   // This rank will take no further step of the kind: it has left, given up on the broken group, or died, which the
   // system is asked about where `ask` says so.
   bool gone(int rank, GaveUp kind, bool ask) const noexcept;
+  bool is_dead(int rank) const noexcept {
+    Peer* const process = process_of(rank);
+    return process != nullptr && process->dead();
+  }
   // The failure that a peer's end is.
   Failure describe_gone(int rank) const;
 
-  // The first failure is kept, later ones are dropped. Wakes everybody.
-  void fail(const Failure& failure) noexcept {
-    fail(failure, [](std::uint32_t) {});
+  // The first failure of the group, for the one who reports it (reporting.hpp).
+  ReportState report_state() const noexcept {
+    return ReportState(header_.report_state.load(std::memory_order_acquire));
   }
-  // `fill(report)` writes the testimonies of the failure, each time this rank claims a report. When this returns the
-  // group has a failure, this one or another, unless all ranks that began to report one are held up for seconds.
-  template <class Fn>
-  void fail(const Failure& failure, Fn&& fill) noexcept {
-    // A timeout takes over at once: nobody waits any longer.
-    auto patience = failure.kind == FailureKind::timeout ? std::chrono::milliseconds(0) : kLongestReport;
-    while (const std::optional<std::uint32_t> report = claim_report(patience)) {
-      fill(*report);
-      if (publish_report(*report, failure)) break;
-      // Another rank took over, and has not published yet.
-      patience = kLongestReport;
-    }
-    ring_all();
-  }
-  // Ends all waits; with this failure, unless there is one already.
-  void abort(const Failure& failure) noexcept;
+  // This rank is to publish the report with this number. False: the state has changed.
+  bool claim_report(ReportState state, std::uint32_t number) noexcept;
+  // False: another rank has taken over.
+  bool publish_report(std::uint32_t number, const Failure& failure) noexcept;
+  // Wakes all who wait in the group.
+  void ring_all() noexcept;
+  // Sleeps until something happens in the group. False: a signal came.
+  bool nap(Clock::time_point until) const noexcept;
+  // What nap() sleeps on.
+  Bell bell() const noexcept { return {&header_.bell, header_.bell.load(std::memory_order_seq_cst)}; }
+
+  // From now on a failure ends all waits, whatever it is.
+  void let_nobody_wait() noexcept { header_.aborted.store(1, std::memory_order_seq_cst); }
   bool failed() const noexcept { return report_state().is_published(); }
   Failure failure() const;
   // Whose testimonies belong to the failure.
@@ -181,19 +182,6 @@ class Lines {
     return peers_.empty() ? nullptr : peers_[static_cast<std::size_t>(rank)].get();
   }
   void ring_if_complete(Counter counter, std::uint64_t before, std::uint64_t now) noexcept;
-  void ring_all() noexcept;
-  ReportState report_state() const noexcept {
-    return ReportState(header_.report_state.load(std::memory_order_acquire));
-  }
-  // A rank may take so long from the claim of a report to its publishing, before another one takes over: what it does
-  // meanwhile takes microseconds.
-  static constexpr std::chrono::milliseconds kLongestReport{100};
-
-  // The number of the report that this rank is to publish. None: another rank has published one, or all that can be are
-  // claimed by ranks that are held up for seconds. A claim by another rank is taken over after `patience`.
-  std::optional<std::uint32_t> claim_report(std::chrono::milliseconds patience) noexcept;
-  // False: another rank has taken over.
-  bool publish_report(std::uint32_t report, const Failure& failure) noexcept;
   template <class Fn>
   bool all_peers(const Condition& condition, int waiter, Fn&& load) const noexcept;
 
