@@ -124,12 +124,13 @@ def test_failure_shows_each_ranks_traceback(suite: Suite) -> None:
 
 
 def test_rank_past_its_limit_shows_its_stack(suite: Suite) -> None:
-    # Sleeps longer than this limit on either rank. The first to be ended may take the other with it.
+    # Sleeps longer than this limit on either rank. The first to be ended may take the other with it, which fails then,
+    # and may also pass its limit while it ends.
     outcomes = suite.run("test_barrier", 2, limit=0.3)
     assert "passed" not in statuses(outcomes)
-    ended = [outcome for outcome in outcomes if outcome["status"] == "died"]
-    assert ended
-    for outcome in ended:
-        assert "past its limit" in outcome["text"]
+    late = [outcome for outcome in outcomes if "past its limit" in outcome["text"]]
+    assert late
+    for outcome in late:
+        assert outcome["status"] == "died"
         # Where that is, is a matter of how busy the machine is.
         assert "(most recent call first):\n  File" in outcome["log"]
