@@ -204,7 +204,9 @@ def _be_rank(words: list[str]) -> None:
 def _set_path(first: str) -> None:
     """The folder of the program, those of PYTHONPATH, and the interpreter's own."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    own = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix)) and Path(path) != _HERE]
+    # Packages may lie in another folder than the interpreter (tools/on_torch.py).
+    own = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix)) or "site-packages" in path]
+    own = [path for path in own if Path(path) != _HERE]
     sys.path[:] = [first, *filter(None, given), *own]
 
 

@@ -303,6 +303,18 @@ def test_a_crash_of_a_rank_that_had_seen_a_failure_before() -> None:
     ) == (f"rank 2 (pid 102) was killed by SIGKILL; {NOT_BEGUN} rank 0 waited")
 
 
+@pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")])
+def test_a_death_that_ranks_of_two_groups_saw_before_it_was_noted(first: str, second: str) -> None:
+    """The sooner of the two failures is not the cause: the death is."""
+    seen = collective("barrier", 1, group=first, identity=first, **LOST, blamed=2, at=2.0, took=0.1)
+    seen_later = collective("barrier", 1, group=second, identity=second, **LOST, blamed=2, at=2.0, took=0.2)
+    assert _cause(
+        process(0, *SIX, seen, size=3, ending=FAILED, ended_at=3.0, how=3, exception="PeerLost"),
+        process(1, *SIX, seen_later, size=3, ending=FAILED, ended_at=3.0, how=3, exception="PeerLost"),
+        process(2, *SIX, size=3, ending=DIED),
+    ).startswith("rank 2 (pid 102) died without recording an exit; ")
+
+
 def test_ranks_that_waited_for_each_other_until_one_gave_up() -> None:
     first = collective("all_reduce", 1, group="a", identity="a", **GAVE_UP, at=2.0)
     second = collective("all_reduce", 1, group="b", identity="b", **GAVE_UP, at=2.1)

@@ -101,7 +101,10 @@ def fates_of(processes: Sequence[Process], failures: Sequence[GroupFailure]) -> 
             if death.is_replaced:
                 replaced.add(key)
     # Who waits for a rank may see its death before the thread that notes it does.
-    lost = {failure.blamed: failure.ns for failure in failures if failure.call.failure == LOST}
+    lost: dict[int, int] = {}
+    for failure in failures:
+        if failure.call.failure == LOST and failure.blamed is not None:
+            lost[failure.blamed] = min(failure.ns, lost.get(failure.blamed, failure.ns))
     fates = {}
     for process in processes:
         box = process.box
