@@ -155,6 +155,10 @@ class Testimony:
         """The last call that ended well there."""
 
     @property
+    def posted(self) -> int:
+        """Where the group only posts: the last call that the rank had posted."""
+
+    @property
     def refused(self) -> str:
         """The last call of the kind that the rank had refused."""
 
@@ -233,6 +237,12 @@ class Failure:
     @property
     def seq(self) -> int: ...
     @property
+    def agreed(self) -> int:
+        """
+        Of a mismatch: the last call up to which the two ranks are known to agree.
+        """
+
+    @property
     def where(self) -> str:
         """The finder's line."""
 
@@ -305,6 +315,10 @@ class Tuning:
     def check(self) -> int: ...
     @check.setter
     def check(self, arg: int, /) -> None: ...
+    @property
+    def only_posts(self) -> bool: ...
+    @only_posts.setter
+    def only_posts(self, arg: bool, /) -> None: ...
     @property
     def crowded(self) -> int: ...
     @crowded.setter
@@ -459,6 +473,19 @@ class BlackBox:
     def tell_exit_status(self) -> None: ...
     def move_to(self, fd: int) -> None: ...
     def contents(self) -> bytes: ...
+
+class Agreement:
+    """Calls that ranks post and compare, without ever waiting."""
+
+    def __init__(self, segment: Segment, rank: int, processes: Sequence[tuple[int, int, int]], token: int) -> None: ...
+    def post(self, call: Description) -> int:
+        """The number of the call among this rank's."""
+
+    def failure(self) -> Failure | None: ...
+    def testimonies(self) -> list[Testimony]: ...
+    @property
+    def seq(self) -> int: ...
+    def leave(self) -> None: ...
 
 FINISHED: int = ...
 

@@ -190,6 +190,7 @@ void run_refusal_cases(Tally& tally, int size, std::uint64_t seed);          // 
 void run_statistics_cases(Tally& tally, int size, std::uint64_t seed);       // statistics.cpp
 void run_handing_over_cases(Tally& tally, std::uint64_t seed);               // handing_over.cpp
 void run_reporting_cases(Tally& tally, std::uint64_t seed);                  // reporting.cpp
+void run_agreement_cases(Tally& tally, std::uint64_t seed);                  // agreements.cpp
 void run_black_box_cases(Tally& tally, std::uint64_t seed);                  // black_box.cpp
 
 // What failure cases say of what they found.

@@ -1,7 +1,8 @@
 """Builds the native stress test with sanitizers, runs it, and shows that a seeded race would be found.
 
-Three variants: `thread` and `address` (with undefined behaviour) must pass; `seeded`, in which the core publishes
-without a release, must end with the thread sanitizer's report of a data race.
+`thread` and `address` (with undefined behaviour) must pass; `seeded` and `seeded posts`, in which the core publishes
+without a release, must end with the thread sanitizer's report of a data race. `all orders` runs all orders of the steps
+of ranks that post their calls (interleavings.cpp).
 """
 
 from __future__ import annotations
@@ -37,12 +38,19 @@ class Variant:
     sanitizers: str
     rounds: int
     must_race: bool = False
+    # A part of the names of the cases to run; empty: all.
+    cases: str = ""
+
+    def arguments(self, seed: int, rounds: int) -> list[str]:
+        return ["all"] if self.target == "interleavings" else [str(seed), str(rounds), self.cases]
 
 
 VARIANTS = [
     Variant("thread", "stress-thread", "stress", "thread", 2),
     Variant("seeded", "stress-thread", "stress_seeded", "thread", 1, must_race=True),
+    Variant("seeded posts", "stress-thread", "stress_seeded", "thread", 1, must_race=True, cases="posts"),
     Variant("address", "stress-address", "stress", "address,undefined", 3),
+    Variant("all orders", "stress-plain", "interleavings", "", 1),
 ]
 
 
@@ -66,7 +74,7 @@ def main() -> int:
             rows.append((variant.name, verdict, time.monotonic() - start))
     print()
     for name, verdict, seconds in rows:
-        print(f"{name:8} {'ok' if verdict.good else 'FAILED':7} {seconds:6.1f} s   {verdict.text}")
+        print(f"{name:12} {'ok' if verdict.good else 'FAILED':7} {seconds:6.1f} s   {verdict.text}")
     return 0 if all(verdict.good for _, verdict, _ in rows) else 1
 
 
@@ -75,8 +83,8 @@ def check(variant: Variant, seed: int, rounds: int) -> Verdict:
     program = build(variant)
     if program is None:
         return Verdict(False, "did not build")
-    print(f"{variant.name}: running {rounds} rounds with seed {seed}", flush=True)
-    code, output = run(program, seed, rounds)
+    print(f"{variant.name}: running", " ".join(variant.arguments(seed, rounds)), flush=True)
+    code, output = run([str(program), *variant.arguments(seed, rounds)])
     verdict = judge(variant, code, output)
     if not verdict.good:
         print(excerpt(output), flush=True)
@@ -85,7 +93,8 @@ def check(variant: Variant, seed: int, rounds: int) -> Verdict:
 
 def build(variant: Variant) -> Path | None:
     folder = ROOT / "build" / variant.folder
-    flags = ";".join([*COMMON_FLAGS, f"-fsanitize={variant.sanitizers}"])
+    sanitizers = [f"-fsanitize={variant.sanitizers}"] if variant.sanitizers else []
+    flags = ";".join([*COMMON_FLAGS, *sanitizers])
     configure = [tool("cmake"), "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DPHALANX_STRESS=ON"]
     configure += [f"-DPHALANX_STRESS_FLAGS={flags}", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
     for command in (configure, [tool("ninja"), "-C", str(folder), variant.target]):
@@ -104,9 +113,8 @@ def tool(name: str) -> str:
     return found
 
 
-def run(program: Path, seed: int, rounds: int) -> tuple[int, str]:
+def run(command: list[str]) -> tuple[int, str]:
     """The program's exit code and output; tried again without address randomisation where that is in its way."""
-    command = [str(program), str(seed), str(rounds)]
     code, output = run_once(command)
     setarch = shutil.which("setarch")
     if code != 0 and setarch is not None and any(words in output for words in BAD_MAPPING):

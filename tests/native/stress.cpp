@@ -49,6 +49,7 @@ int main(int argc, char** argv) {
   for (std::uint64_t round = 0; round < rounds && tally.num_failed() == 0; ++round) {
     stress::run_handing_over_cases(tally, stress::mix(seed, round));
     stress::run_reporting_cases(tally, stress::mix(seed, round));
+    stress::run_agreement_cases(tally, stress::mix(seed, round));
     stress::run_black_box_cases(tally, stress::mix(seed, round));
     for (const int size : stress::kWorldSizes) {
       const std::uint64_t world_seed = stress::mix(stress::mix(seed, round), static_cast<std::uint64_t>(size));

@@ -142,7 +142,7 @@ void bind_witness(nb::module_& module) {
           "__init__",
           [](Testimony* self, const std::optional<MadeCall>& call, const std::optional<MadeCall>& completed,
              std::string_view refused) {
-            Testimony testimony{call.value_or(MadeCall{}), completed.value_or(MadeCall{}), {}};
+            Testimony testimony{call.value_or(MadeCall{}), completed.value_or(MadeCall{}), 0, {}};
             copy_text(testimony.refused, refused);
             new (self) Testimony(testimony);
           },
@@ -153,6 +153,7 @@ void bind_witness(nb::module_& module) {
       .def_prop_ro(
           "completed", [](const Testimony& self) { return given(self.completed.seq != 0, self.completed); },
           "The last call that ended well there.")
+      .def_ro("posted", &Testimony::posted, "Where the group only posts: the last call that the rank had posted.")
       .def_prop_ro(
           "refused", [](const Testimony& self) { return text_of(self.refused); },
           "The last call of the kind that the rank had refused.");
@@ -238,6 +239,7 @@ void bind_failure(nb::module_& module) {
       .def_ro("rank", &Failure::rank, "Who found it.")
       .def_ro("call", &Failure::call, "What the finder was doing.")
       .def_ro("seq", &Failure::seq)
+      .def_ro("agreed", &Failure::agreed, "Of a mismatch: the last call up to which the two ranks are known to agree.")
       .def_prop_ro(
           "where", [](const Failure& self) { return text_of(self.where); }, "The finder's line.")
       .def_ro("peer", &Failure::peer, "The other side of a mismatch or message; the rank that left or died.")

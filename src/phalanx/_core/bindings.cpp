@@ -18,11 +18,13 @@
 #include <system_error>
 #include <tuple>
 
+#include "bind_agreement.hpp"
 #include "bind_box.hpp"
 #include "bind_calls.hpp"
 #include "bind_constants.hpp"
 #include "bind_debug.hpp"
 #include "bind_description.hpp"
+#include "bind_segment.hpp"
 #include "bind_tables.hpp"
 #include "cpus.hpp"
 #include "front.hpp"
@@ -38,19 +40,11 @@ using namespace phalanx;
 namespace {
 
 using Addresses = std::vector<std::uint64_t>;
-// Of a process: pid, start time and program.
-using Pid = std::tuple<std::int64_t, std::uint64_t, std::uint64_t>;
-
 Nonce to_nonce(const nb::bytes& bytes) {
   Nonce nonce;
   if (bytes.size() != nonce.size()) throw std::invalid_argument("a nonce has 16 bytes");
   std::memcpy(nonce.data(), bytes.c_str(), nonce.size());
   return nonce;
-}
-
-Identity to_identity(const Pid& process) {
-  const auto [pid, start, program] = process;
-  return {static_cast<pid_t>(pid), start, program};
 }
 
 void reduce_buffers(int dtype, int op, std::uint64_t dst, const Addresses& srcs, std::size_t count,
@@ -65,13 +59,7 @@ void reduce_buffers(int dtype, int op, std::uint64_t dst, const Addresses& srcs,
   kernel(reinterpret_cast<void*>(dst), sources.data(), sources.size(), count, factors.data());
 }
 
-// What Python holds of a segment. A shared_ptr<Segment> made from a Python object would take the GIL wherever the last
-// copy goes, and that may be the progress thread while the interpreter waits for it.
-struct MappedSegment {
-  std::shared_ptr<Segment> segment;
-};
-
-// The same for the statistics.
+// What Python holds of the statistics: as MappedSegment.
 struct HeldStatistics {
   std::shared_ptr<const Statistics> statistics;
 };
@@ -133,6 +121,9 @@ NB_MODULE(_core_ext, m) {
       .def_prop_rw(
           "check", [](const Tuning& self) { return static_cast<int>(self.check); },
           [](Tuning& self, int check) { self.check = static_cast<Check>(check); })
+      .def_prop_rw(
+          "only_posts", [](const Tuning& self) { return self.purpose == Purpose::posting; },
+          [](Tuning& self, bool only_posts) { self.purpose = only_posts ? Purpose::posting : Purpose::moving; })
       .def_rw("crowded", &Tuning::crowded)
       .def_rw("spin_us", &Tuning::spin_us);
   m.def("tuning_for", &tuning_for, "ranks"_a, "cpus"_a);
@@ -218,6 +209,7 @@ NB_MODULE(_core_ext, m) {
   bind_calls(m, group);
   bind_debug(m, group);
   bind_box(m, group);
+  bind_agreement(m);
   bind_constants(m);
   bind_front(m);
 }

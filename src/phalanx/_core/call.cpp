@@ -4,29 +4,14 @@
 #include <cstring>
 #include <string>
 
+#include "signature.hpp"
+
 namespace phalanx {
 
 namespace {
 
 constexpr int kStepsAtOnce = 32;
 constexpr std::uint64_t kShapeBits = 0xffff0000;
-
-constexpr std::uint64_t mix(std::uint64_t state, std::uint64_t value) noexcept {
-  state ^= value + 0x9e3779b97f4a7c15 + (state << 6) + (state >> 2);
-  state ^= state >> 30;
-  state *= 0xbf58476d1ce4e5b9;
-  state ^= state >> 27;
-  state *= 0x94d049bb133111eb;
-  return state ^ (state >> 31);
-}
-
-std::uint64_t signature_hash(std::uint64_t chain, const Request& request) noexcept {
-  const auto field = [](auto value) { return static_cast<std::uint64_t>(static_cast<std::int64_t>(value)); };
-  chain = mix(chain, field(request.op) | (field(request.reduce_op) & 0xff) << 8 | field(request.dtype) << 16 |
-                         (field(request.root) & 0xffffffff) << 32);
-  chain = mix(chain, field(request.count));
-  return mix(chain, field(request.layout) | field(request.unlisted_dtype) << 32);
-}
 
 constexpr std::uint64_t word_of(std::uint64_t seq, std::uint64_t shape, std::uint64_t chain) noexcept {
   return (chain & 0xffffffff00000000) | shape << 16 | (seq & 0xffff);
@@ -74,7 +59,7 @@ void Call::start(Request& request, Clock::time_point now) {
   algorithm_ = &algorithm_of(request.op);
   seq_ = ++history_.seq;
   first_tick_ = history_.tick;
-  history_.chain = signature_hash(history_.chain, request);
+  history_.chain = chain_on(history_.chain, request);
   if (tuning().check == Check::full) {
     history_.chain = mix(mix(history_.chain, request.shape.hash), history_.result);
   }
@@ -280,6 +265,7 @@ Finding Call::finding() {
   finding.failure.rank = rank();
   finding.failure.peer = mismatch_.peer;
   finding.failure.seq = seq;
+  finding.failure.agreed = seq - 1;
   finding.failure.call = *request_;
   finding.failure.splits = mismatch_.splits;
   finding.testify = [this, seq](std::uint32_t report) {

@@ -2,14 +2,21 @@
 //
 //   Header | Control[size] | WaitLine[size] | MessageLine[size] | LastWords[size] | Answer[size] |
 //   RefusalLine[size][kLaneKinds] | Testimony[kReports][size] | LocationLine[size][kLocations] |
+//
+// and then, where the group moves bytes,
+//
 //   Descriptor[size][kRing] | u64 sizes[size][kRing][2 * size + 2] | ChannelLines[size][size] | staging[size] | channel
 //   bodies[size][size]
 //
-// Ownership: every Control, WaitLine, LastWords, RefusalLine, LocationLine, Descriptor, sizes and staging area has one
-// writer, its rank; of a channel's lines one is the sender's and one the receiver's, its body is the sender's. The
-// Header's immutable part is written by the creator before anyone maps it; the rest of it and the MessageLines are
-// shared and atomic. A Failure and its Testimonies belong to the rank that claims that report; of an Answer its rank
-// writes the text, everybody asks.
+// or, where it only posts its calls and another engine moves the bytes (agreement.hpp),
+//
+//   PostLine[size] | PostEntry[size][kLaneKinds][kPostDepth] | PairLine[size][2][size]
+//
+// Ownership: every Control, WaitLine, LastWords, RefusalLine, LocationLine, Descriptor, sizes, staging area, PostLine,
+// PostEntry and PairLine has one writer, its rank; of a channel's lines one is the sender's and one the receiver's, its
+// body is the sender's. The Header's immutable part is written by the creator before anyone maps it; the rest of it and
+// the MessageLines are shared and atomic. A Failure and its Testimonies belong to the rank that claims that report; of
+// an Answer its rank writes the text, everybody asks.
 //
 // Channel bodies cost nothing before their first use: a memfd is sparse, and in a file their space is not reserved
 // until a sender asks for it (Segment::reserve_channel).
@@ -30,7 +37,7 @@
 namespace phalanx {
 
 inline constexpr std::uint64_t kMagic = 0x31584e414c414850;  // "PHALANX1"
-inline constexpr std::uint32_t kVersion = 9;
+inline constexpr std::uint32_t kVersion = 10;
 inline constexpr int kSlots = 4;
 // Twice the slots: a peer that lags by kSlots ticks still finds its word when it compares (see Call::verify_history).
 inline constexpr int kRing = 2 * kSlots;
@@ -49,6 +56,11 @@ inline constexpr std::size_t kInlineBytes = kEnvelopeBytes - 64;
 
 // Places in the program whose text a rank keeps for its peers.
 inline constexpr std::uint32_t kLocations = 64;
+
+// Rings of the words of posted calls (posting.hpp): so deep that reports find calls in them, and so many that a rank
+// may be behind by any number of calls. For messages: few, since there are some for every two ranks.
+inline constexpr int kPostDepthBits = 5, kPostLevels = 9, kPostDepth = 1 << kPostDepthBits;
+inline constexpr int kPairDepthBits = 1, kPairLevels = 7;
 
 // How much is compared between ranks.
 enum class Check : std::uint32_t { off = 0, on = 1, full = 2 };
@@ -130,6 +142,9 @@ struct Failure {
   std::uint64_t seq = 0;
   char where[kWhereBytes] = {};  // the finder's line in the program
   std::int32_t peer = kNoRank;   // the other side of a mismatch or message; the rank that left or died
+  // Of a mismatch: the last call up to which the finder and `peer` are known to agree. The first that differs comes
+  // after it, and is `seq` at the latest.
+  std::uint64_t agreed = 0;
   // Of a mismatch about sizes that ranks exchange.
   Splits splits;
   // Of a message that does not fit; `call` is its receive.
@@ -153,6 +168,12 @@ struct Failure {
   }
 };
 
+// What the ranks of a group share memory for.
+enum class Purpose : std::uint32_t {
+  moving = 0,   // to move the bytes of their calls
+  posting = 1,  // to find out whether their calls agree
+};
+
 // Choices that all ranks must make alike, made once by the creator.
 struct Tuning {
   std::uint64_t slot_bytes;           // capacity of a staging slot
@@ -160,6 +181,7 @@ struct Tuning {
   std::uint64_t one_shot_bytes;       // an all_reduce up to this size takes one tick in which every rank reduces all
   std::uint64_t message_chunk_bytes;  // capacity of a chunk of a channel
   Check check;
+  Purpose purpose;
   std::uint32_t crowded;  // more ranks than CPUs: a waiter lends its CPU instead of spinning
   std::uint32_t spin_us;  // how long a waiter spins or lends before it sleeps
 };
@@ -256,6 +278,9 @@ struct MadeCall {
 struct alignas(kLine) Testimony {
   MadeCall call;       // none: the rank had not made it
   MadeCall completed;  // the last one that ended well there
+  // Where the group only posts: the last call that the rank had posted. A call up to that, and not here, was made, but
+  // too many have been made since.
+  std::uint64_t posted = 0;
   char refused[1008];  // the text of the last call of the kind that the rank had refused
 };
 
@@ -271,6 +296,31 @@ struct ChannelLines {
     std::atomic<std::uint64_t> freed;    // chunks read
     std::uint64_t grants[kGrants];       // the numbers of the messages asked for, a ring
   } receiver;
+};
+
+// What a rank has posted of its collectives (posting.hpp).
+struct PostLine {
+  alignas(kLine) std::atomic<std::uint64_t> posted;
+  alignas(kLine) std::atomic<std::uint64_t> words[kPostLevels][kPostDepth];
+};
+
+// A call that a rank has posted, in full. Others may read it while it is replaced: then they get nothing.
+struct alignas(kLine) PostEntry {
+  struct Content {
+    std::uint64_t seq;
+    Description call;
+    std::uint32_t location;
+  };
+  static constexpr std::size_t kWords = (sizeof(Content) + 7) / 8;
+
+  std::atomic<std::uint64_t> number;  // of the content, counted from 1; 0: none, or it is being replaced
+  std::atomic<std::uint64_t> words[kWords];
+};
+
+// What a rank has posted of its messages to or from one peer.
+struct alignas(kLine) PairLine {
+  std::atomic<std::uint64_t> posted;
+  std::atomic<std::uint64_t> words[kPairLevels][1 << kPairDepthBits];
 };
 
 struct alignas(64) Envelope {
@@ -296,6 +346,8 @@ static_assert(sizeof(RefusalLine) == 8 * kLine);
 static_assert(sizeof(LocationLine) == kLine);
 static_assert(sizeof(ChannelLines) == 2 * kLine);
 static_assert(sizeof(Envelope) == kEnvelopeBytes);
+static_assert(sizeof(PostEntry) == kLine);
+static_assert(sizeof(PairLine) == kLine);
 static_assert(std::is_trivially_destructible_v<Header>);
 
 // The smallest slot that has room for a piece of its own for every rank.
@@ -308,13 +360,12 @@ constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (va
 // Byte offsets of the areas for a given number of ranks.
 struct Offsets {
   std::size_t control, wait, message, words, answers, refusals, testimonies, locations, descriptors, sizes,
-      sizes_stride, lines, staging, staging_stride, bodies, body_stride, total;
+      sizes_stride, lines, staging, staging_stride, bodies, body_stride, posts, entries, pairs, total;
 
-  constexpr Offsets(int size, const Tuning& tuning)
-      : Offsets(static_cast<std::size_t>(size), tuning.slot_bytes, tuning.message_chunk_bytes) {}
+  constexpr Offsets(int size, const Tuning& tuning) : Offsets(static_cast<std::size_t>(size), tuning) {}
 
  private:
-  constexpr Offsets(std::size_t size, std::size_t slot_bytes, std::size_t message_chunk_bytes)
+  constexpr Offsets(std::size_t size, const Tuning& tuning)
       : control(kHeaderBytes),
         wait(control + size * sizeof(Control)),
         message(wait + size * sizeof(WaitLine)),
@@ -328,10 +379,14 @@ struct Offsets {
         sizes_stride(round_up((2 * size + 2) * sizeof(std::uint64_t), kLine)),
         lines(sizes + size * kRing * sizes_stride),
         staging(round_up(lines + size * size * sizeof(ChannelLines), kPage)),
-        staging_stride(round_up(slot_bytes * kSlots, kPage)),
+        staging_stride(round_up(tuning.slot_bytes * kSlots, kPage)),
         bodies(staging + size * staging_stride),
-        body_stride(round_up(kEnvelopes * sizeof(Envelope) + kChunks * message_chunk_bytes, kPage)),
-        total(bodies + size * size * body_stride) {}
+        body_stride(round_up(kEnvelopes * sizeof(Envelope) + kChunks * tuning.message_chunk_bytes, kPage)),
+        posts(descriptors),
+        entries(posts + size * sizeof(PostLine)),
+        pairs(entries + size * kLaneKinds * kPostDepth * sizeof(PostEntry)),
+        total(tuning.purpose == Purpose::moving ? bodies + size * size * body_stride
+                                                : round_up(pairs + size * 2 * size * sizeof(PairLine), kPage)) {}
 };
 
 }  // namespace phalanx

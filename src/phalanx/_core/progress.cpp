@@ -36,7 +36,9 @@ void Progress::remove(const std::shared_ptr<Tendable>& lane) {
   {
     const std::lock_guard lanes_lock(lanes_mutex_);
     std::erase(lanes_, lane);
-    if (!lanes_.empty() || !thread_.joinable()) return;
+    if (!thread_.joinable()) return;
+    // It may sleep on a bell of this lane, and keep the group until it wakes.
+    if (!lanes_.empty()) return wake_thread(false);
     running_.store(false, std::memory_order_seq_cst);
     stop_.store(true, std::memory_order_seq_cst);
   }
@@ -88,8 +90,8 @@ Tendable::Tended Progress::tend_all(bool urgent, Sleep& sleep) {
     alone = alone || tended == Tendable::Tended::alone;
     pending_ = pending_ || !lane->idle();
   }
-  // Bells lie in the memory of groups, which stays for the short sleep that something pending has.
-  if (!pending_) tended_.clear();
+  // Bells lie in the memory of groups, which stays while this thread sleeps on them. Without any, no group is kept.
+  if (sleep.bells.size() == 1) tended_.clear();
   return more ? Tendable::Tended::more : alone ? Tendable::Tended::alone : Tendable::Tended::done;
 }
 

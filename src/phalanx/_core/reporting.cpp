@@ -7,9 +7,8 @@ namespace phalanx {
 
 void Reporting::begin(Finding finding, Clock::time_point now) {
   complete_by_ = now + kMismatchGrace;
-  seen_ = lines_.report_state();
   // Where the time of a call is up, nobody waits any longer.
-  takes_over_at_ = finding.failure.kind == FailureKind::timeout ? now : now + kLongestReport;
+  claim_.begin(lines_, now, finding.failure.kind == FailureKind::timeout);
   finding_ = std::move(finding);
 }
 
@@ -27,25 +26,14 @@ bool Reporting::nap(Clock::time_point until) const noexcept {
   return lines_.nap(std::min(until, next_look(Clock::now())));
 }
 
-bool Reporting::may_claim(ReportState state, Clock::time_point now) const {
-  return !state.is_claimed() || now >= takes_over_at_ || lines_.is_dead(state.claimer());
-}
-
+// True: it is over.
 bool Reporting::report(Clock::time_point now) {
-  const ReportState state = lines_.report_state();
-  if (state.is_published()) return true;
-  // A rank that has taken over gets its own time.
-  if (state.word() != seen_.word()) takes_over_at_ = now + kLongestReport;
-  seen_ = state;
-  if (!may_claim(state, now)) return false;
-  const std::uint32_t number = state.is_claimed() ? state.report() + 1 : 0;
-  if (number >= kReports) return now >= takes_over_at_ + kLastReport;
-  if (!lines_.claim_report(state, number)) return false;
-  if (finding_->testify) finding_->testify(number);
-  if (lines_.publish_report(number, finding_->failure)) return true;
+  const Claim::Next next = claim_.go_on(lines_, now);
+  if (next != Claim::Next::report) return next == Claim::Next::over;
+  if (finding_->testify) finding_->testify(claim_.number());
+  if (lines_.publish_report(claim_.number(), finding_->failure)) return true;
   // Another rank has taken over meanwhile, and has not published yet.
-  seen_ = lines_.report_state();
-  takes_over_at_ = now + kLongestReport;
+  claim_.begin(lines_, now, false);
   return false;
 }
 

@@ -1,10 +1,5 @@
 // How a failure that a rank has found becomes the failure of its group: a state machine that is advanced, never a
 // function that waits.
-//
-// One rank at a time reports. A rank that finds a failure while another one reports waits for that report. It takes
-// over with what it has found itself where the other rank has died or is held up (stopped, throttled) for too long, or
-// where a timeout says that nobody waits any longer. Every report has memory of its own: a rank that was held up goes
-// on writing to it, harmlessly.
 #pragma once
 
 #include <chrono>
@@ -12,6 +7,7 @@
 #include <functional>
 #include <optional>
 
+#include "claim.hpp"
 #include "waiting.hpp"
 
 namespace phalanx {
@@ -47,21 +43,12 @@ class Reporting {
 
  private:
   static constexpr std::chrono::milliseconds kBetweenLooks{1};
-  // A rank may take so long from the claim of a report to its publishing, before another one takes over: what it does
-  // meanwhile takes microseconds.
-  static constexpr std::chrono::milliseconds kLongestReport{100};
-  // The last one that can take over gets more time: after it, the group has no failure to tell.
-  static constexpr std::chrono::milliseconds kLastReport{5000};
-
   bool report(Clock::time_point now);
-  bool may_claim(ReportState state, Clock::time_point now) const;
 
   Lines& lines_;
   std::optional<Finding> finding_;
   Clock::time_point complete_by_{};
-  // Another rank's claim, and when this rank takes over from it.
-  ReportState seen_{0};
-  Clock::time_point takes_over_at_{};
+  Claim claim_;
 };
 
 }  // namespace phalanx

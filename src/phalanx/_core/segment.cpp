@@ -84,7 +84,8 @@ bool makes_sense(const Tuning& tuning) {
   constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
   return tuning.slot_bytes > 0 && tuning.slot_bytes <= kMost && tuning.chunk_bytes > 0 &&
          tuning.chunk_bytes <= tuning.slot_bytes && tuning.one_shot_bytes <= tuning.slot_bytes &&
-         tuning.message_chunk_bytes > 0 && tuning.message_chunk_bytes <= kMost && tuning.check <= Check::full;
+         tuning.message_chunk_bytes > 0 && tuning.message_chunk_bytes <= kMost && tuning.check <= Check::full &&
+         tuning.purpose <= Purpose::posting;
 }
 
 }  // namespace
@@ -206,7 +207,8 @@ Segment Segment::create_file(const std::string& path, int size, Tuning tuning, c
   if (fd.get() < 0) fail("open of " + path);
   try {
     for (;; tuning.slot_bytes /= 2) {
-      const auto bytes = static_cast<off_t>(Offsets(size, tuning).bodies);
+      const Offsets offsets(size, tuning);
+      const auto bytes = static_cast<off_t>(std::min(offsets.bodies, offsets.total));
       // Reserved space turns a full file system into an error here instead of a SIGBUS later.
       int error;
       do {
@@ -214,7 +216,7 @@ Segment Segment::create_file(const std::string& path, int size, Tuning tuning, c
       } while (error == EINTR);
       if (error == 0) break;
       if (::ftruncate(fd.get(), 0) != 0) fail("ftruncate of " + path);
-      if (error != ENOSPC || tuning.slot_bytes / 2 < smallest_slot(size)) {
+      if (error != ENOSPC || tuning.purpose == Purpose::posting || tuning.slot_bytes / 2 < smallest_slot(size)) {
         throw std::system_error(error, std::generic_category(),
                                 "reserving " + std::to_string(bytes) + " bytes in " + path);
       }
@@ -269,7 +271,7 @@ Segment Segment::open(const std::string& path, const Nonce& nonce, int size) {
   if (is_memfd) {
     const int seals = ::fcntl(fd.get(), F_GET_SEALS);
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) refuse(path, "could be truncated: it is not sealed");
-  } else if (static_cast<std::size_t>(status.st_blocks) * 512 < offsets.bodies) {
+  } else if (static_cast<std::size_t>(status.st_blocks) * 512 < std::min(offsets.bodies, offsets.total)) {
     refuse(path, "has no space reserved");
   }
   if ((header.reserved == 0) != is_memfd) refuse(path, "has a header that does not fit its kind");

@@ -68,6 +68,19 @@ class Segment {
     return at<std::byte>(offsets_.bodies + channel(from, to) * offsets_.body_stride + kEnvelopes * sizeof(Envelope) +
                          number % kChunks * header().tuning.message_chunk_bytes);
   }
+  // Where the group only posts.
+  PostLine& post_line(int rank) const noexcept { return at<PostLine>(offsets_.posts)[rank]; }
+  PostEntry& post_entry(int rank, LaneKind kind, std::uint64_t number) const noexcept {
+    const std::size_t ring = static_cast<std::size_t>(rank) * kLaneKinds + static_cast<std::size_t>(kind);
+    return at<PostEntry>(offsets_.entries)[ring * kPostDepth + number % kPostDepth];
+  }
+  // What one side has posted of the messages from one rank to another.
+  PairLine& pair_line(int from, int to, bool of_sender) const noexcept {
+    const int owner = of_sender ? from : to, peer = of_sender ? to : from;
+    const std::size_t row = static_cast<std::size_t>(owner) * 2 + (of_sender ? 0 : 1);
+    return at<PairLine>(offsets_.pairs)[row * static_cast<std::size_t>(size_) + static_cast<std::size_t>(peer)];
+  }
+  // Where it moves bytes.
   Descriptor& descriptor(int rank, std::uint64_t seq) const noexcept {
     return at<Descriptor>(offsets_.descriptors)[static_cast<std::size_t>(rank) * kRing + seq % kRing];
   }

@@ -10,6 +10,13 @@ namespace phalanx {
 
 namespace {
 
+#if defined(PHALANX_SEED_MISSING_RELEASE)
+// A bug on purpose: tests/native/sanitize.py shows with it that the thread sanitizer would find one like it.
+constexpr auto kPublishing = std::memory_order_relaxed;
+#else
+constexpr auto kPublishing = std::memory_order_seq_cst;
+#endif
+
 constexpr std::size_t index(Counter counter) { return static_cast<std::size_t>(counter); }
 
 }  // namespace
@@ -47,15 +54,9 @@ bool Lines::reached_now(const Condition& condition) const noexcept {
 
 void Lines::publish(Counter counter, std::uint64_t value) noexcept {
   const std::uint64_t before = std::exchange(published_[index(counter)], value);
-#if defined(PHALANX_SEED_MISSING_RELEASE)
-  // A bug on purpose: tests/native/sanitize.py shows with it that the thread sanitizer would find one like it.
-  constexpr auto order = std::memory_order_relaxed;
-#else
-  constexpr auto order = std::memory_order_seq_cst;
-#endif
   Control& mine = segment_.control(rank_);
   mine.cpu.store(current_cpu(), std::memory_order_relaxed);
-  mine.counters[index(counter)].store(value, order);
+  mine.counters[index(counter)].store(value, kPublishing);
   if (header_.sleepers.load(std::memory_order_seq_cst) != 0) ring_if_complete(counter, before, value);
 }
 
@@ -201,8 +202,7 @@ bool Lines::claim_report(ReportState state, std::uint32_t number) noexcept {
 bool Lines::publish_report(std::uint32_t number, const Failure& failure) noexcept {
   header_.failures[number] = failure;
   std::uint32_t mine = ReportState::claimed(number, rank_).word();
-  return header_.report_state.compare_exchange_strong(mine, ReportState::published(number).word(),
-                                                      std::memory_order_seq_cst);
+  return header_.report_state.compare_exchange_strong(mine, ReportState::published(number).word(), kPublishing);
 }
 
 bool Lines::nap(Clock::time_point until) const noexcept {

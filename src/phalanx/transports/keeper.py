@@ -20,7 +20,7 @@ from phalanx import _native
 from phalanx.log import logger
 from phalanx.transports import limits
 
-__all__ = ["begin", "keep", "keep_dropped", "stop"]
+__all__ = ["begin", "expect", "forget", "keep", "keep_dropped", "stop"]
 
 _NAME = "phalanx-keeper"
 _START = "starting the thread that completes futures"
@@ -102,6 +102,22 @@ def keep_dropped(pending: Notifying, on_end: Callable[[], None]) -> None:
         _ensure_idle()
     except RuntimeError as error:
         limits.warn(_START, error, _UNTIL_THEN)
+
+
+def expect(on_news: Callable[[], None]) -> int:
+    """A token that the native core gives back once, from a thread of its own; `on_news` is called then, in a thread.
+
+    Raises RuntimeError where no thread can be started.
+    """
+    _ensure_idle()
+    token = next(_tokens)
+    _kept[token] = on_news
+    return token
+
+
+def forget(token: int) -> None:
+    """It will not come any more."""
+    _kept.pop(token, None)
 
 
 def begin() -> None:

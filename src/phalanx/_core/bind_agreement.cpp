@@ -1,0 +1,97 @@
+#include "bind_agreement.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "agreement.hpp"
+#include "bind_origin.hpp"
+#include "bind_segment.hpp"
+#include "completions.hpp"
+#include "gil.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace phalanx {
+
+namespace {
+
+// One rank's end of a group that only posts, from the time when all ranks have the segment until the rank leaves.
+class JoinedAgreement {
+ public:
+  // `token` goes to the completions when the group has a failure.
+  JoinedAgreement(const MappedSegment& mapped, int rank, const std::vector<Pid>& processes, std::uint64_t token)
+      : member_(make_member(mapped, rank, processes)),
+        agreement_(std::make_shared<Agreement>(member_, [token] { completions().push(token); })) {
+    progress().add(agreement_);
+    progress().wake(false);
+  }
+  ~JoinedAgreement() { leave(); }
+  JoinedAgreement(const JoinedAgreement&) = delete;
+  JoinedAgreement& operator=(const JoinedAgreement&) = delete;
+
+  std::uint64_t post(const Description& call) {
+    if (has_left()) throw std::runtime_error("this rank has left the group");
+    const Location* const location = origin_of_call().location;
+    return is_message(call.op) ? agreement_->post_message(call, location) : agreement_->post(call, location);
+  }
+  std::optional<Failure> failure() const {
+    if (has_left() || !member_->lines.failed()) return std::nullopt;
+    return member_->lines.failure();
+  }
+  std::vector<Testimony> testimonies() const {
+    std::vector<Testimony> all;
+    if (has_left()) return all;
+    const std::uint32_t report = member_->lines.report();
+    for (int rank = 0; rank < member_->size(); ++rank) all.push_back(member_->segment->testimony(report, rank));
+    return all;
+  }
+  std::uint64_t seq() const noexcept { return agreement_->seq(); }
+  void leave() {
+    if (has_left() || member_->left.exchange(true)) return;
+    const WithoutGil without;
+    member_->lines.leave(Leaving::closed);
+    progress().remove(agreement_);
+  }
+
+ private:
+  static std::shared_ptr<Member> make_member(const MappedSegment& mapped, int rank, const std::vector<Pid>& processes) {
+    if (mapped.segment->header().tuning.purpose != Purpose::posting) {
+      throw std::invalid_argument("the segment is for calls whose bytes are moved");
+    }
+    auto member = std::make_shared<Member>(mapped.segment, rank);
+    if (processes.size() != static_cast<std::size_t>(member->size())) throw std::invalid_argument("one a rank");
+    std::vector<std::shared_ptr<Peer>> peers;
+    for (const Pid& process : processes) peers.push_back(Peer::watch(to_identity(process)));
+    member->lines.watch(std::move(peers));
+    return member;
+  }
+  // A forked child has not the memory.
+  bool has_left() const noexcept { return member_->has_left() || member_->segment->forked(); }
+
+  const std::shared_ptr<Member> member_;
+  const std::shared_ptr<Agreement> agreement_;
+};
+
+}  // namespace
+
+void bind_agreement(nb::module_& module) {
+  nb::class_<JoinedAgreement>(module, "Agreement", "Calls that ranks post and compare, without ever waiting.")
+      .def(nb::init<const MappedSegment&, int, const std::vector<Pid>&, std::uint64_t>(), "segment"_a, "rank"_a,
+           "processes"_a, "token"_a)
+      .def("post", &JoinedAgreement::post, "call"_a, "The number of the call among this rank's.")
+      .def("failure", &JoinedAgreement::failure)
+      .def("testimonies", &JoinedAgreement::testimonies)
+      .def_prop_ro("seq", &JoinedAgreement::seq)
+      .def("leave", &JoinedAgreement::leave);
+}
+
+}  // namespace phalanx

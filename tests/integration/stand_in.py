@@ -1,0 +1,118 @@
+"""A stand-in for a backend whose calls we only watch: calls are enqueued, complete later and in order, hang where ranks
+disagree, and end by abort."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+import torch.distributed as dist
+from ranks import Here
+
+from phalanx import _native
+from phalanx.transports import keeper
+from phalanx.transports.identities import own_identity
+
+_NONCE = b"s" * 16
+
+
+class EngineAbortedError(Exception):
+    pass
+
+
+class Engine:
+    """Carries out a call when all ranks have enqueued it. Knows nothing of us."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._calls: queue.SimpleQueue[tuple[str, threading.Event] | None] = queue.SimpleQueue()
+        self._aborted = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def enqueue(self, call: str) -> Callable[[], None]:
+        """Returns at once; what it returns waits until the call has completed."""
+        completed = threading.Event()
+        self._calls.put((call, completed))
+
+        def wait() -> None:
+            while not completed.wait(0.01):
+                if self._aborted.is_set():
+                    raise EngineAbortedError
+
+        return wait
+
+    def abort(self) -> None:
+        self._aborted.set()
+
+    def close(self) -> None:
+        self._aborted.set()
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        number = 0
+        while (taken := self._calls.get()) is not None:
+            call, completed = taken
+            number += 1
+            self._store.set(f"{number}/{self._rank}", call)
+            if not self._is_met(number, call):
+                return
+            completed.set()
+
+    def _is_met(self, number: int, call: str) -> bool:
+        """Waits for the others; for ever, where one of them does something else."""
+        keys = [f"{number}/{rank}" for rank in range(self._size)]
+        while not self._aborted.wait(0.001):
+            if self._store.check(keys) and all(self._store.get(key) == call.encode() for key in keys):
+                return True
+        return False
+
+
+class Watched:
+    """An engine whose calls are posted before they are enqueued. A difference between ranks aborts it."""
+
+    def __init__(self, here: Here, name: str = "group") -> None:
+        store = here.store(name)
+        self.engine = Engine(here.store(f"engine of {name}"), here.rank, here.size)
+        self.told = threading.Event()
+        keeper.begin()
+        self._token = keeper.expect(self._on_failure)
+        segment = self._share_segment(store, here)
+        store.set(f"process/{here.rank}", ",".join(map(str, own_identity())))
+        processes = [self._identity(store, rank) for rank in range(here.size)]
+        self.agreement = _native.Agreement(segment, here.rank, processes, self._token)
+        # Nobody posts before all have joined.
+        store.set(f"joined/{here.rank}", "")
+        store.wait([f"joined/{rank}" for rank in range(here.size)])
+
+    @staticmethod
+    def _share_segment(store: dist.Store, here: Here) -> _native.Segment:
+        if here.rank == 0:
+            tuning = _native.tuning_for(here.size, os.cpu_count() or 1)
+            tuning.only_posts = True
+            segment = _native.Segment.create_memfd(here.size, tuning, _NONCE)
+            store.set("segment", f"/proc/{os.getpid()}/fd/{segment.fd}")
+            return segment
+        return _native.Segment.open(store.get("segment").decode(), _NONCE, here.size)
+
+    @staticmethod
+    def _identity(store: dist.Store, rank: int) -> tuple[int, int, int]:
+        pid, start, program = map(int, store.get(f"process/{rank}").decode().split(","))
+        return pid, start, program
+
+    def _on_failure(self) -> None:
+        self.engine.abort()
+        self.told.set()
+
+    def call(self, description: _native.Description) -> Callable[[], None]:
+        seq = self.agreement.post(description)
+        return self.engine.enqueue(f"{seq} {description.op} {description.count}")
+
+    def close(self) -> None:
+        keeper.forget(self._token)
+        self.agreement.leave()
+        self.engine.close()
+        keeper.stop()

@@ -1,0 +1,190 @@
+"""Calls that another engine carries out: ranks post them, go on, and learn of a difference although they wait for
+nothing of ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import Here, World, run, values
+from stand_in import EngineAbortedError, Watched
+
+from phalanx import _native
+
+_FLOAT = [dtype.name for dtype in _native.DTYPES].index("float32")
+
+
+def _sum(count: int = 4) -> _native.Description:
+    return _native.Description("all_reduce", reduce_op=0, dtype=_FLOAT, count=count)
+
+
+def _send(op: str, peer: int, tag: int = 0, count: int = 4) -> _native.Description:
+    return _native.Description(op, peer=peer, tag=tag, dtype=_FLOAT, count=count)
+
+
+def _facts(watched: Watched) -> dict[str, Any]:
+    failure = watched.agreement.failure()
+    assert failure is not None
+    return {
+        "finder": failure.rank,
+        "peer": failure.peer,
+        "seq": failure.seq,
+        "agreed": failure.agreed,
+        "counts": [seen.call and seen.call.description.count for seen in watched.agreement.testimonies()],
+        "places": [seen.call and seen.call.where for seen in watched.agreement.testimonies()],
+    }
+
+
+def _calls(here: Here, num: int) -> int:
+    watched = Watched(here)
+    waits = [watched.call(_sum(number % 3)) for number in range(num)]
+    for wait in waits:
+        wait()
+    assert watched.agreement.failure() is None
+    seq = watched.agreement.seq
+    watched.close()
+    return seq
+
+
+def test_ranks_that_agree(tmp_path: Path) -> None:
+    assert values(_calls, 3, tmp_path, 100) == [100, 100, 100]
+
+
+def _differ(here: Here, odd: int, how_many: int) -> dict[str, Any]:
+    """Rank `odd` makes another call than the others as its third."""
+    watched = Watched(here)
+    for wait in [watched.call(_sum()), watched.call(_sum())]:
+        wait()
+    waits = [watched.call(_sum(9 if here.rank == odd and number == 3 else 4)) for number in range(3, how_many + 1)]
+    with pytest.raises(EngineAbortedError):
+        waits[0]()
+    facts = _facts(watched)
+    watched.close()
+    return facts
+
+
+@pytest.mark.parametrize("how_many", [3, 20])
+def test_a_difference_ends_the_hang_of_the_engine(how_many: int, tmp_path: Path) -> None:
+    told = values(_differ, 3, tmp_path, 1, how_many)
+    assert told[0] == told[1] == told[2]
+    facts = told[0]
+    assert 1 in (facts["finder"], facts["peer"])
+    assert (facts["agreed"], facts["seq"]) == (2, 3)
+    assert facts["counts"] == [4, 9, 4]
+    for place in facts["places"]:
+        assert "stand_in.py" in place
+        assert "in call" in place
+
+
+def _hear_of_it(here: Here) -> dict[str, Any]:
+    """Rank 0 posts its calls and then does nothing: it waits for no call, and calls nothing of ours."""
+    watched = Watched(here)
+    watched.call(_sum(4 if here.rank == 0 else 5))
+    here.tell()
+    assert watched.told.wait(30)
+    facts = _facts(watched)
+    watched.close()
+    return facts
+
+
+def test_a_rank_that_waits_for_nothing_hears_of_the_failure(tmp_path: Path) -> None:
+    told = values(_hear_of_it, 2, tmp_path)
+    assert told[0] == told[1]
+    assert told[0]["seq"] == 1
+
+
+def _far_ahead(here: Here, num: int, odd_seq: int) -> dict[str, Any]:
+    """Rank 0 is ahead by far more calls than are kept."""
+    watched = Watched(here)
+    if here.rank == 1:
+        here.hear()
+    for number in range(1, num + 1):
+        watched.agreement.post(_sum(9 if here.rank == 1 and number == odd_seq else 4))
+    here.tell()
+    assert watched.told.wait(30)
+    facts = _facts(watched)
+    watched.close()
+    return facts
+
+
+def test_a_rank_that_is_far_behind(tmp_path: Path) -> None:
+    world = World(_far_ahead, 2, tmp_path, 5000, 1234)
+    world.told(0)
+    world.tell(1)
+    world.told(1)
+    ends = world.ends()
+    for end in ends:
+        assert end.error is None, end.trace
+        assert end.value["agreed"] < 1234 <= end.value["seq"] <= 5000
+    assert ends[0].value == ends[1].value
+
+
+def _messages(here: Here, field: str) -> dict[str, Any]:
+    watched = Watched(here)
+    wrong = {"tag": 9} if field == "tag" else {"count": 9} if field == "count" else {}
+    numbers = [1, 2, 3]
+    if field == "order" and here.rank == 1:
+        numbers = [1, 3, 2]
+    for number in numbers:
+        # Three different messages.
+        fields: dict[str, Any] = {"tag": number, "count": 4 + number}
+        if here.rank == 1 and number == 2:
+            fields |= wrong
+        watched.agreement.post(_send("send" if here.rank == 0 else "recv", 1 - here.rank, **fields))
+    assert watched.told.wait(30)
+    facts = _facts(watched)
+    watched.close()
+    return facts
+
+
+@pytest.mark.parametrize("field", ["tag", "count", "order"])
+def test_messages_that_differ(field: str, tmp_path: Path) -> None:
+    told = values(_messages, 2, tmp_path, field)
+    assert told[0] == told[1]
+    assert told[0]["agreed"] < 2 <= told[0]["seq"]
+    assert {told[0]["finder"], told[0]["peer"]} == {0, 1}
+
+
+def _dies(here: Here) -> str:
+    watched = Watched(here)
+    if here.rank == 1:
+        # The difference is there for rank 0 to find; this rank is gone by then.
+        watched.agreement.post(_sum(5))
+        os.kill(os.getpid(), signal.SIGKILL)
+    here.hear()
+    watched.agreement.post(_sum(4))
+    assert watched.told.wait(30)
+    facts = _facts(watched)
+    watched.close()
+    return str(facts["counts"])
+
+
+def test_what_a_dead_rank_had_posted_counts(tmp_path: Path) -> None:
+    world = World(_dies, 2, tmp_path)
+    world.processes[1].join(30)
+    world.tell(0)
+    ends = world.ends()
+    assert ends[0].value == "[4, 5]", ends[0].trace
+    assert ends[1].exitcode == -signal.SIGKILL
+
+
+def _leaves(here: Here) -> int:
+    """No memory stays mapped, and no thread is left."""
+    before = set(os.listdir("/proc/self/task"))
+    for number in range(3):
+        watched = Watched(here, f"group {number}")
+        watched.call(_sum())()
+        watched.close()
+    del watched
+    maps = Path("/proc/self/maps").read_text()
+    assert "memfd:phalanx" not in maps
+    return len(set(os.listdir("/proc/self/task")) - before)
+
+
+def test_nothing_is_left_of_groups_that_ranks_have_left(tmp_path: Path) -> None:
+    ends = run(_leaves, 1, tmp_path)
+    assert ends[0].error is None, ends[0].trace
+    assert ends[0].value == 0

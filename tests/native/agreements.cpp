@@ -1,0 +1,266 @@
+// Ranks that post their calls and never wait: they run far apart, and a difference is found, named and told.
+//
+// Ranks are threads, each with an agreement of its own over one segment. The watcher of a rank is another thread, as
+// the progress thread is in a process.
+#include <algorithm>
+#include <memory>
+
+#include "agreement.hpp"
+#include "harness.hpp"
+
+namespace stress {
+
+namespace {
+
+Description sum_of(std::int64_t count) {
+  Description call;
+  call.op = Op::all_reduce;
+  call.reduce_op = static_cast<std::int8_t>(ReduceOp::sum);
+  call.dtype = DType::float32;
+  call.count = count;
+  return call;
+}
+
+Description message(Op op, int peer, std::uint32_t tag, std::int64_t count) {
+  Description call;
+  call.op = op;
+  call.peer = peer;
+  call.tag = tag;
+  call.dtype = DType::float32;
+  call.count = count;
+  return call;
+}
+
+// A group that only posts, with the progress thread as the watcher of all its ranks.
+struct Posters {
+  explicit Posters(int size) {
+    Tuning tuning = tuning_for(size, size);
+    tuning.purpose = Purpose::posting;
+    segment = std::make_shared<Segment>(Segment::create_private(size, tuning));
+    for (int rank = 0; rank < size; ++rank) {
+      auto member = std::make_shared<Member>(segment, rank);
+      ranks.push_back(std::make_shared<Agreement>(member, [this] { num_told.fetch_add(1); }));
+      progress().add(ranks.back());
+    }
+    progress().wake(false);
+  }
+  ~Posters() {
+    for (const auto& rank : ranks) progress().remove(rank);
+  }
+  Agreement& operator[](int rank) { return *ranks[static_cast<std::size_t>(rank)]; }
+  const Testimony& testimony(int rank) { return segment->testimony(ranks.front()->member().lines.report(), rank); }
+  // Every rank is told, although none of them does anything.
+  void wait_until_told() const { wait_until(num_told, static_cast<int>(ranks.size())); }
+
+  std::shared_ptr<Segment> segment;
+  std::vector<std::shared_ptr<Agreement>> ranks;
+  std::atomic<int> num_told{0};
+};
+
+// Ranks of any speed that agree: nobody is accused.
+Complaints same_calls(int size, Random& random) {
+  Posters posters(size);
+  const std::uint64_t num = 2000 + random.below(2000), seed = random.next();
+  Complaints complaints = on_ranks(all_ranks(size), [&](int rank, Complaints&) {
+    Random mine(mix(seed, static_cast<std::uint64_t>(rank)));
+    for (std::uint64_t seq = 1; seq <= num; ++seq) {
+      posters[rank].post(sum_of(static_cast<std::int64_t>(seq % 7)), &place_of(rank));
+      if (mine.one_in(200)) yield_times(mine.below(50));
+    }
+  });
+  for (const auto& rank : posters.ranks) {
+    expect(complaints, !rank->has_found() && !rank->member().lines.failed(), "no difference to be found");
+  }
+  return complaints;
+}
+
+// One rank makes another call, and all go on: the difference is found, and the call is named as far as rings reach.
+Complaints another_call(int size, Random& random) {
+  Posters posters(size);
+  const std::uint64_t odd_seq = 1 + random.below(500), after = random.below(200);
+  const int odd = random_rank(random, size);
+  Complaints complaints = on_ranks(all_ranks(size), [&](int rank, Complaints&) {
+    for (std::uint64_t seq = 1; seq <= odd_seq + after; ++seq) {
+      posters[rank].post(sum_of(rank == odd && seq == odd_seq ? 99 : 1), &place_of(rank));
+    }
+  });
+  posters.wait_until_told();
+  const Failure failure = posters[0].member().lines.failure();
+  expect(complaints, failure.kind == FailureKind::mismatch, "a mismatch");
+  expect(complaints, failure.rank == odd || failure.peer == odd, "the odd rank to be named");
+  expect(complaints, failure.agreed < odd_seq && odd_seq <= failure.seq, "the call to be where they say");
+  if (failure.agreed + 1 == failure.seq) {
+    const Testimony& seen = posters.testimony(failure.rank);
+    expect(complaints, seen.call.seq == odd_seq, "what the finder had called");
+    expect(complaints, seen.call.description.count == (failure.rank == odd ? 99 : 1), "its count");
+    expect(complaints, seen.call.where == place_of(failure.rank).text, "where it had called it");
+  }
+  return complaints;
+}
+
+// Ranks one after another, each far behind the one before.
+Complaints far_behind(int size, Random& random) {
+  Posters posters(size);
+  const std::uint64_t num = 1 + random.below(100'000), odd_seq = 1 + random.below(num);
+  const int odd = random_rank(random, size);
+  for (int rank = 0; rank < size; ++rank) {
+    for (std::uint64_t seq = 1; seq <= num && !posters[rank].has_found(); ++seq) {
+      posters[rank].post(sum_of(rank == odd && seq == odd_seq ? 99 : 1), &place_of(rank));
+    }
+  }
+  posters.wait_until_told();
+  const Failure failure = posters[0].member().lines.failure();
+  Complaints complaints;
+  expect(complaints, failure.agreed < odd_seq && odd_seq <= failure.seq, "the call to be where they say");
+  // The rank that finds it is the last. It finds it at the next call that is in some ring of its peers.
+  expect(complaints, failure.rank == size - 1, "the last rank to find it");
+  expect(complaints, posters.testimony(0).posted == num, "how far the first rank had come");
+  return complaints;
+}
+
+// Ranks that post at once, with nothing between them but their posts: some rank always compares.
+Complaints all_at_once(int size, Random& random) {
+  constexpr int kRounds = 300;
+  Complaints complaints;
+  Tuning tuning = tuning_for(size, size);
+  tuning.purpose = Purpose::posting;
+  std::vector<Segment> segments;
+  for (int round = 0; round < kRounds; ++round) segments.push_back(Segment::create_private(size, tuning));
+  std::vector<std::vector<char>> found(static_cast<std::size_t>(size), std::vector<char>(kRounds, 0));
+  std::vector<std::atomic<int>> num_ready(kRounds);
+  const std::uint64_t odd = random.next();
+  on_ranks(all_ranks(size), [&](int rank, Complaints&) {
+    for (std::size_t round = 0; round < kRounds; ++round) {
+      CallPosts posts(segments[round], rank);
+      auto posting = std::make_unique<Posting<kPostDepthBits, kPostLevels, kMaxRanks>>(rank, size);
+      const bool is_odd = static_cast<std::uint64_t>(rank) == (odd + round) % static_cast<std::uint64_t>(size);
+      num_ready[round].fetch_add(1, std::memory_order_relaxed);
+      wait_until(num_ready[round], size);
+      posting->post(posts, is_odd ? 1 : 2);
+      found[static_cast<std::size_t>(rank)][round] = posting->difference() ? 1 : 0;
+    }
+  });
+  for (std::size_t round = 0; round < kRounds; ++round) {
+    const bool any = std::any_of(found.begin(), found.end(), [&](const auto& mine) { return mine[round] != 0; });
+    expect(complaints, any, "the difference to be found by one of those who came at once");
+  }
+  return complaints;
+}
+
+// Within the ring's depth the call is named exactly, with what all ranks had called.
+Complaints within_the_ring(int size, Random& random) {
+  Posters posters(size);
+  const std::uint64_t before = random.below(1000), ahead = random.below(kPostDepth - 2);
+  const int odd = random_rank(random, size);
+  const auto post = [&](int rank, std::uint64_t seq) {
+    posters[rank].post(sum_of(rank == odd && seq == before + 1 ? 99 : 1), &place_of(rank));
+  };
+  for (std::uint64_t seq = 1; seq <= before; ++seq) {
+    for (int rank = 0; rank < size; ++rank) post(rank, seq);
+  }
+  for (int rank = 0; rank < size - 1; ++rank) {
+    for (std::uint64_t seq = before + 1; seq <= before + 1 + ahead; ++seq) post(rank, seq);
+  }
+  Complaints complaints;
+  expect(complaints, !posters[size - 1].has_found(), "nothing to be found before all have posted the call");
+  post(size - 1, before + 1);
+  posters.wait_until_told();
+  const Failure failure = posters[0].member().lines.failure();
+  expect_failure(complaints, failure, FailureKind::mismatch, before + 1);
+  expect(complaints, failure.agreed == before, "the calls before to agree");
+  for (int rank = 0; rank < size; ++rank) {
+    const MadeCall& call = posters.testimony(rank).call;
+    expect(complaints, call.seq == before + 1 && call.description.count == (rank == odd ? 99 : 1),
+           "what all had called");
+    expect(complaints, call.where == place_of(rank).text, "where all had called");
+  }
+  return complaints;
+}
+
+// Messages of all pairs, with senders far ahead, and one that differs in its tag, its count, or its place in the order.
+Complaints messages(int size, Random& random, bool differs) {
+  Posters posters(size);
+  const int sender = random_rank(random, size), receiver = (sender + 1) % size;
+  const std::uint64_t num = 50, odd_seq = 1 + random.below(num), how = random.below(3);
+  Complaints complaints = on_ranks(all_ranks(size), [&](int rank, Complaints&) {
+    for (int peer = 0; peer < size; ++peer) {
+      for (std::uint64_t seq = 1; seq <= num; ++seq) {
+        posters[rank].post_message(message(Op::send, peer, static_cast<std::uint32_t>(seq), 5), &place_of(rank));
+      }
+    }
+    for (int peer = 0; peer < size; ++peer) {
+      for (std::uint64_t seq = 1; seq <= num; ++seq) {
+        const bool odd = differs && rank == receiver && peer == sender && seq >= odd_seq;
+        const auto tag = static_cast<std::uint32_t>(odd && how == 0   ? seq + 1000
+                                                    : odd && how == 2 ? num + odd_seq - seq
+                                                                      : seq);
+        const std::int64_t count = odd && how == 1 ? 6 : 5;
+        posters[rank].post_message(message(Op::recv, peer, tag, count), &place_of(rank));
+      }
+    }
+  });
+  const Lines& lines = posters[0].member().lines;
+  // The order of the last message alone is the same.
+  if (!differs || (how == 2 && odd_seq == num)) {
+    expect(complaints, !lines.failed(), "no difference to be found");
+    return complaints;
+  }
+  posters.wait_until_told();
+  const Failure failure = lines.failure();
+  expect(complaints, failure.agreed < odd_seq && odd_seq <= failure.seq, "the message to be where they say");
+  const bool is_pair =
+      (failure.rank == sender && failure.peer == receiver) || (failure.rank == receiver && failure.peer == sender);
+  expect(complaints, is_pair, "the two ranks to be named");
+  return complaints;
+}
+
+// Two ranks that post in turns: what a report shows of a message.
+Complaints message_in_turns(Random&) {
+  Posters posters(2);
+  posters[0].post_message(message(Op::send, 1, 3, 5), &place_of(0));
+  posters[1].post_message(message(Op::recv, 0, 3, 5), &place_of(1));
+  posters[1].post_message(message(Op::recv, 0, 4, 5), &place_of(1));
+  posters[0].post_message(message(Op::send, 1, 4, 8), &place_of(0));
+  posters.wait_until_told();
+  Complaints complaints;
+  expect_failure(complaints, posters[0].member().lines.failure(), FailureKind::mismatch, 2);
+  for (int rank = 0; rank < 2; ++rank) {
+    const Description& call = posters.testimony(rank).call.description;
+    expect(complaints, call.tag == 4 && call.count == (rank == 0 ? 8 : 5) && call.peer == 1 - rank, "both messages");
+  }
+  return complaints;
+}
+
+// Control lines only.
+Complaints memory(Random&) {
+  Tuning tuning = tuning_for(64, 64);
+  tuning.purpose = Purpose::posting;
+  Complaints complaints;
+  for (const int size : {2, 8, 64}) {
+    const std::size_t bytes = Offsets(size, tuning).total;
+    expect(complaints, bytes <= static_cast<std::size_t>(size) * 64 * 1024, "at most 64 KiB per rank");
+  }
+  return complaints;
+}
+
+}  // namespace
+
+void run_agreement_cases(Tally& tally, std::uint64_t seed) {
+  tally.run_seeded("posts, memory", 64, seed, 1, memory);
+  tally.run_seeded("posts, a message in turns", 2, seed, 2, message_in_turns);
+  for (const int size : {2, 3, 4, 8}) {
+    const auto run = [&](const char* name, std::uint64_t number, Complaints (*body)(int, Random&)) {
+      tally.run_seeded(name, size, mix(seed, static_cast<std::uint64_t>(size)), number,
+                       [&](Random& random) { return body(size, random); });
+    };
+    run("posts, same calls", 1, same_calls);
+    run("posts, another call", 2, another_call);
+    run("posts, far behind", 3, far_behind);
+    run("posts, all at once", 7, all_at_once);
+    run("posts, within the ring", 4, within_the_ring);
+    run("posts, messages", 5, [](int num, Random& random) { return messages(num, random, false); });
+    run("posts, another message", 6, [](int num, Random& random) { return messages(num, random, true); });
+  }
+}
+
+}  // namespace stress
