@@ -3,7 +3,6 @@ disagree, and end by abort."""
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -12,10 +11,8 @@ import torch.distributed as dist
 from ranks import Here
 
 from phalanx import _native
-from phalanx.transports import keeper
-from phalanx.transports.identities import own_identity
-
-_NONCE = b"s" * 16
+from phalanx.transports import keeper, posting
+from phalanx.types import GroupInfo
 
 
 class EngineAbortedError(Exception):
@@ -75,44 +72,30 @@ class Watched:
     """An engine whose calls are posted before they are enqueued. A difference between ranks aborts it."""
 
     def __init__(self, here: Here, name: str = "group") -> None:
-        store = here.store(name)
         self.engine = Engine(here.store(f"engine of {name}"), here.rank, here.size)
         self.told = threading.Event()
         keeper.begin()
-        self._token = keeper.expect(self._on_failure)
-        segment = self._share_segment(store, here)
-        store.set(f"process/{here.rank}", ",".join(map(str, own_identity())))
-        processes = [self._identity(store, rank) for rank in range(here.size)]
-        self.agreement = _native.Agreement(segment, here.rank, processes, self._token)
-        # Nobody posts before all have joined.
-        store.set(f"joined/{here.rank}", "")
-        store.wait([f"joined/{rank}" for rank in range(here.size)])
-
-    @staticmethod
-    def _share_segment(store: dist.Store, here: Here) -> _native.Segment:
-        if here.rank == 0:
-            tuning = _native.tuning_for(here.size, os.cpu_count() or 1)
-            tuning.only_posts = True
-            segment = _native.Segment.create_memfd(here.size, tuning, _NONCE)
-            store.set("segment", f"/proc/{os.getpid()}/fd/{segment.fd}")
-            return segment
-        return _native.Segment.open(store.get("segment").decode(), _NONCE, here.size)
-
-    @staticmethod
-    def _identity(store: dist.Store, rank: int) -> tuple[int, int, int]:
-        pid, start, program = map(int, store.get(f"process/{rank}").decode().split(","))
-        return pid, start, program
+        info = GroupInfo(name, here.rank, here.size)
+        self.posted = posting.join(here.store(name), info, 30, self._on_failure)
 
     def _on_failure(self) -> None:
         self.engine.abort()
         self.told.set()
 
     def call(self, description: _native.Description) -> Callable[[], None]:
-        seq = self.agreement.post(description)
-        return self.engine.enqueue(f"{seq} {description.op} {description.count}")
+        """Returns at once; what it returns waits until the call has completed, or raises why it can't."""
+        seq = self.posted.post(description)
+        wait_for_engine = self.engine.enqueue(f"{seq} {description.op} {description.count}")
+
+        def wait() -> None:
+            try:
+                wait_for_engine()
+            except EngineAbortedError:
+                raise self.posted.explain(description.op, seq) from None
+
+        return wait
 
     def close(self) -> None:
-        keeper.forget(self._token)
-        self.agreement.leave()
+        self.posted.close()
         self.engine.close()
         keeper.stop()

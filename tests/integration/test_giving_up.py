@@ -38,7 +38,7 @@ def _give_up_before_a_late_rank(here: Here) -> str:
     return str(caught.value).splitlines()[0]
 
 
-def _interrupted(meeting: rendezvous._Meeting) -> None:
+def _interrupted(meeting: object, only_posts: bool) -> None:
     raise KeyboardInterrupt("stopped by hand")
 
 
@@ -114,9 +114,9 @@ def _tell_when_it_has_come(here: Here) -> None:
     """The other ranks can see that this one has come before it opens the segment."""
     open_segment = rendezvous._Meeting.open_segment
 
-    def tell_first(meeting: rendezvous._Meeting) -> object:
+    def tell_first(meeting: rendezvous._Meeting, only_posts: bool) -> object:
         here.tell()
-        return open_segment(meeting)
+        return open_segment(meeting, only_posts)
 
     rendezvous._Meeting.open_segment = tell_first  # type: ignore[method-assign, assignment]
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from ranks import Here, World, run, values
-from stand_in import EngineAbortedError, Watched
+from stand_in import Watched
 
+import phalanx
 from phalanx import _native
 
 _FLOAT = [dtype.name for dtype in _native.DTYPES].index("float32")
@@ -26,15 +27,14 @@ def _send(op: str, peer: int, tag: int = 0, count: int = 4) -> _native.Descripti
 
 
 def _facts(watched: Watched) -> dict[str, Any]:
-    failure = watched.agreement.failure()
-    assert failure is not None
+    failure, testimonies = watched.posted.failure(), watched.posted.testimonies()
     return {
         "finder": failure.rank,
         "peer": failure.peer,
         "seq": failure.seq,
         "agreed": failure.agreed,
-        "counts": [seen.call and seen.call.description.count for seen in watched.agreement.testimonies()],
-        "places": [seen.call and seen.call.where for seen in watched.agreement.testimonies()],
+        "counts": [seen.call and seen.call.description.count for seen in testimonies],
+        "places": [seen.call and seen.call.where for seen in testimonies],
     }
 
 
@@ -43,8 +43,8 @@ def _calls(here: Here, num: int) -> int:
     waits = [watched.call(_sum(number % 3)) for number in range(num)]
     for wait in waits:
         wait()
-    assert watched.agreement.failure() is None
-    seq = watched.agreement.seq
+    assert not watched.posted.has_failed
+    seq = watched.posted.seq
     watched.close()
     return seq
 
@@ -59,9 +59,9 @@ def _differ(here: Here, odd: int, how_many: int) -> dict[str, Any]:
     for wait in [watched.call(_sum()), watched.call(_sum())]:
         wait()
     waits = [watched.call(_sum(9 if here.rank == odd and number == 3 else 4)) for number in range(3, how_many + 1)]
-    with pytest.raises(EngineAbortedError):
+    with pytest.raises(phalanx.Mismatch) as caught:
         waits[0]()
-    facts = _facts(watched)
+    facts = _facts(watched) | {"report": caught.value.message, "code": caught.value.code}
     watched.close()
     return facts
 
@@ -71,6 +71,8 @@ def test_a_difference_ends_the_hang_of_the_engine(how_many: int, tmp_path: Path)
     told = values(_differ, 3, tmp_path, 1, how_many)
     assert told[0] == told[1] == told[2]
     facts = told[0]
+    assert facts["code"] == "MISMATCH:COUNT"
+    assert "all_reduce(SUM, 9 elements of float32)  <-- 9 elements" in facts["report"]
     assert 1 in (facts["finder"], facts["peer"])
     assert (facts["agreed"], facts["seq"]) == (2, 3)
     assert facts["counts"] == [4, 9, 4]
@@ -102,7 +104,7 @@ def _far_ahead(here: Here, num: int, odd_seq: int) -> dict[str, Any]:
     if here.rank == 1:
         here.hear()
     for number in range(1, num + 1):
-        watched.agreement.post(_sum(9 if here.rank == 1 and number == odd_seq else 4))
+        watched.posted.post(_sum(9 if here.rank == 1 and number == odd_seq else 4))
     here.tell()
     assert watched.told.wait(30)
     facts = _facts(watched)
@@ -133,7 +135,7 @@ def _messages(here: Here, field: str) -> dict[str, Any]:
         fields: dict[str, Any] = {"tag": number, "count": 4 + number}
         if here.rank == 1 and number == 2:
             fields |= wrong
-        watched.agreement.post(_send("send" if here.rank == 0 else "recv", 1 - here.rank, **fields))
+        watched.posted.post(_send("send" if here.rank == 0 else "recv", 1 - here.rank, **fields))
     assert watched.told.wait(30)
     facts = _facts(watched)
     watched.close()
@@ -152,10 +154,10 @@ def _dies(here: Here) -> str:
     watched = Watched(here)
     if here.rank == 1:
         # The difference is there for rank 0 to find; this rank is gone by then.
-        watched.agreement.post(_sum(5))
+        watched.posted.post(_sum(5))
         os.kill(os.getpid(), signal.SIGKILL)
     here.hear()
-    watched.agreement.post(_sum(4))
+    watched.posted.post(_sum(4))
     assert watched.told.wait(30)
     facts = _facts(watched)
     watched.close()

@@ -164,8 +164,8 @@ def _offer_planted(here: Here) -> tuple[float, bool]:
             give_away(path)
 
         @contextlib.contextmanager
-        def offer(hellos: Sequence[Hello], _: bytes, *, own: bool) -> Iterator[segments.Made]:
-            with made(hellos, _, own=own) as (_offer, segment):
+        def offer(hellos: Sequence[Hello], _: bytes, **options: bool) -> Iterator[segments.Made]:
+            with made(hellos, _, **options) as (_offer, segment):
                 yield Offer(str(path), nonce.hex()), segment
 
         made = segments.made_memfd

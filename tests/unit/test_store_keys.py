@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import GroupError, PhalanxError
-from phalanx.transports import rendezvous
+from phalanx.transports import shm
 from phalanx.transports.hello import PROTOCOL, Answer, GivenUp, Hello, Note, Offer, UnreadableError, count_of
 from phalanx.types import GroupInfo
 
@@ -98,7 +98,7 @@ def _join_both(store: Any, timeout: float = 20) -> list[BaseException | None]:
 
     def join(rank: int) -> None:
         try:
-            rendezvous.join(store, GroupInfo("g", rank, 2), timeout).close()
+            shm.join(store, GroupInfo("g", rank, 2), timeout).close()
         except BaseException as error:
             ends[rank] = error
 
@@ -137,7 +137,7 @@ def test_an_error_names_the_key_and_its_rank(key: str, value: bytes) -> None:
 def test_a_note_of_a_rank_that_has_not_come_is_read_by_those_who_wait() -> None:
     store = _Holding("g/last/1", b"?")
     with pytest.raises(GroupError, match="did not understand the key 'g/last/1' of rank 1"):
-        rendezvous.join(store, GroupInfo("g", 0, 2), 20)
+        shm.join(store, GroupInfo("g", 0, 2), 20)
 
 
 def test_another_version_says_which() -> None:

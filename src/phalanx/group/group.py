@@ -21,8 +21,8 @@ from phalanx.transports.base import Pending, Transport
 from phalanx.transports.hooks import observer
 from phalanx.transports.identities import Identity
 from phalanx.transports.refusals import Refusal
-from phalanx.transports.rendezvous import Known, decline, join
-from phalanx.transports.shm import ShmTransport
+from phalanx.transports.rendezvous import Known, decline
+from phalanx.transports.shm import ShmTransport, join
 from phalanx.types import Call, GroupInfo, Store
 
 # What stands for the transport of a group of processes that is made from now on: tests watch calls with it.

@@ -24,6 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 from phalanx import _native
@@ -35,11 +36,11 @@ from phalanx.transports.hooks import observer
 from phalanx.transports.identities import NOBODY, Identity, own_identity, process_namespace
 from phalanx.transports.levels import asked_level
 from phalanx.transports.lookout import Known, Lookout, Venue
-from phalanx.transports.shm import ShmTransport
 from phalanx.types import GroupInfo, Store
 
-__all__ = ["Known", "decline", "join"]
+__all__ = ["Known", "Met", "decline", "join"]
 
+_Made = TypeVar("_Made")
 _Value = TypeVar("_Value")
 # Two threads of a rank may come for groups of the same members at once.
 _counting = threading.Lock()
@@ -54,11 +55,37 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def join(store: Store, info: GroupInfo, timeout: float, scope: str = "", known: Known | None = None) -> ShmTransport:
-    """Meets the other ranks and returns this rank's end of their segment.
+@dataclass(frozen=True)
+class Met:
+    """What the ranks of a group share once they have met, for the one that makes a transport of it."""
+
+    info: GroupInfo
+    segment: _native.Segment
+    # The processes of the ranks; NOBODY where they can't be watched from here.
+    identities: list[Identity]
+    # What each rank told of itself.
+    hellos: list[Hello]
+    # A folder of the job's own, which rank 0 offers.
+    folder: str
+    # When this rank began to make the group, on the monotonic clock.
+    began_ns: int
+
+
+def join(
+    store: Store,
+    info: GroupInfo,
+    timeout: float,
+    make: Callable[[Met], _Made],
+    *,
+    scope: str = "",
+    known: Known | None = None,
+    only_posts: bool = False,
+) -> _Made:
+    """Meets the other ranks and makes this rank's end of what they share.
 
     Groups of the same members in one store and scope meet in the order in which they are made. Without a scope, it is
-    the group's name. `known` is what the caller knows of the other ranks.
+    the group's name. `known` is what the caller knows of the other ranks. With `only_posts` the segment has no room for
+    the bytes of calls.
     """
     if info.size > _native.MAX_RANKS:
         raise GroupError(
@@ -73,19 +100,19 @@ def join(store: Store, info: GroupInfo, timeout: float, scope: str = "", known: 
             # First: what goes wrong from now on is told to the others.
             meeting.come()
             limits.check_handles()
-            segment = meeting.open_segment()
+            segment = meeting.open_segment(only_posts)
     except BaseException as error:
         meeting.give_up(error)
         raise
     meeting.tidy()
+    met = Met(info, segment, meeting.identities, meeting.hellos, meeting.folder, meeting.began_ns)
     try:
-        group = _native.Group(segment, info.rank)
-        group.watch(meeting.identities)
+        made = make(met)
     except BaseException as error:
         observer().not_made(info, meeting.folder, error)
         raise
     identities.meet(meeting.venue.numbering, info.members, meeting.identities)
-    return ShmTransport(group, info, meeting.identities, meeting.folder, meeting.began_ns, meeting.hellos)
+    return made
 
 
 def decline(store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
@@ -167,7 +194,7 @@ class _Meeting:
                 if not self._exchange.has(prefix + "given up"):
                     self._exchange.set(prefix + "given up", given_up)
 
-    def open_segment(self) -> _native.Segment:
+    def open_segment(self, only_posts: bool) -> _native.Segment:
         hello = Hello(
             socket.gethostname(),
             _native.affinity(),
@@ -181,11 +208,12 @@ class _Meeting:
         self.folder = hellos[0].folder
         self._watch(hellos)
         nonce = os.urandom(16)
-        with segments.made_memfd(hellos, nonce, own=self._info.rank == 0) as made:
+        options = {"own": self._info.rank == 0, "only_posts": only_posts}
+        with segments.made_memfd(hellos, nonce, **options) as made:
             segment, problems = self._open("memfd", made, hellos[0])
         if not problems and segment is not None:
             return segment
-        with segments.made_file(hellos, nonce, own=self._info.rank == 0) as made:
+        with segments.made_file(hellos, nonce, **options) as made:
             segment, more_problems = self._open("file", made, hellos[0])
         if not more_problems and segment is not None:
             return segment

@@ -27,13 +27,13 @@ Made = tuple[Offer | None, _native.Segment | None]
 
 
 @contextlib.contextmanager
-def made_memfd(hellos: Sequence[Hello], nonce: bytes, *, own: bool) -> Iterator[Made]:
-    """`own`: this rank makes the segment."""
+def made_memfd(hellos: Sequence[Hello], nonce: bytes, *, own: bool, only_posts: bool = False) -> Iterator[Made]:
+    """`own`: this rank makes the segment. `only_posts`: it is not for the bytes of calls."""
     if not own:
         yield None, None
         return
     try:
-        segment = _native.Segment.create_memfd(len(hellos), _tuning(hellos), nonce)
+        segment = _native.Segment.create_memfd(len(hellos), _tuning(hellos, only_posts), nonce)
     except (OSError, RuntimeError) as error:
         if limits.is_limit(error):
             raise
@@ -46,15 +46,15 @@ def made_memfd(hellos: Sequence[Hello], nonce: bytes, *, own: bool) -> Iterator[
 
 
 @contextlib.contextmanager
-def made_file(hellos: Sequence[Hello], nonce: bytes, *, own: bool) -> Iterator[Made]:
-    """`own`: this rank makes the segment."""
+def made_file(hellos: Sequence[Hello], nonce: bytes, *, own: bool, only_posts: bool = False) -> Iterator[Made]:
+    """Likewise."""
     if not own:
         yield None, None
         return
     _remove_orphans()
     path = _file_path(nonce.hex())
     try:
-        segment = _make_file(path, hellos, nonce)
+        segment = _make_file(path, len(hellos), _tuning(hellos, only_posts), nonce)
     except (OSError, RuntimeError) as error:
         if limits.is_limit(error):
             raise
@@ -84,9 +84,9 @@ def _file_path(nonce: str) -> Path:
     return _SHM_FOLDER / f"{_FILE_PREFIX}{nonce}"
 
 
-def _make_file(path: Path, hellos: Sequence[Hello], nonce: bytes) -> _native.Segment:
+def _make_file(path: Path, size: int, tuning: _native.Tuning, nonce: bytes) -> _native.Segment:
     while True:
-        segment = _native.Segment.create_file(str(path), len(hellos), _tuning(hellos), nonce)
+        segment = _native.Segment.create_file(str(path), size, tuning, nonce)
         # Locked until the file is unlinked: another group removes files that nobody has locked, and may have taken
         # this one for an orphan before it was locked.
         fcntl.flock(segment.fd, fcntl.LOCK_EX)
@@ -94,12 +94,13 @@ def _make_file(path: Path, hellos: Sequence[Hello], nonce: bytes) -> _native.Seg
             return segment
 
 
-def _tuning(hellos: Sequence[Hello]) -> _native.Tuning:
+def _tuning(hellos: Sequence[Hello], only_posts: bool) -> _native.Tuning:
     cpus = len({cpu for hello in hellos for cpu in hello.cpus})
     quotas = [hello.quota for hello in hellos if hello.quota]
     tuning = _native.tuning_for(len(hellos), min([cpus, *quotas]))
     # All ranks compare at the strictest level that any of them asks for.
     tuning.check = max(hello.check for hello in hellos)
+    tuning.only_posts = only_posts
     return tuning
 
 

@@ -14,7 +14,7 @@ import torch
 from phalanx import _native
 from phalanx.errors import PhalanxError
 from phalanx.statistics import OpStatistics
-from phalanx.transports import failures, identities, limits
+from phalanx.transports import failures, identities, limits, rendezvous
 from phalanx.transports.copying import Copying
 from phalanx.transports.hello import Hello
 from phalanx.transports.identities import Identity
@@ -30,7 +30,8 @@ from phalanx.transports.plain_memory import (
     plain_tensor,
 )
 from phalanx.transports.refusals import Refusal
-from phalanx.types import Call, GroupInfo
+from phalanx.transports.rendezvous import Known, Met
+from phalanx.types import Call, GroupInfo, Store
 
 _FINISHED = _native.FINISHED
 _OVERLAP = _native.Obstacle.overlap
@@ -38,6 +39,17 @@ _OBSTACLES = {
     _native.Obstacle.not_writable: _native.NOT_WRITABLE,
     _native.Obstacle.no_memory: _native.NO_MEMORY,
 }
+
+
+def join(store: Store, info: GroupInfo, timeout: float, scope: str = "", known: Known | None = None) -> ShmTransport:
+    """Meets the other ranks and returns this rank's end of their segment. See `rendezvous.join`."""
+    return rendezvous.join(store, info, timeout, _make, scope=scope, known=known)
+
+
+def _make(met: Met) -> ShmTransport:
+    group = _native.Group(met.segment, met.info.rank)
+    group.watch(met.identities)
+    return ShmTransport(group, met.info, met.identities, met.folder, met.began_ns, met.hellos)
 
 
 class ShmTransport:

@@ -1,0 +1,85 @@
+"""Calls that another engine carries out: this rank posts them, and hears where the ranks disagree.
+
+Posting never waits (`_core/agreement.hpp`). A call is posted just before it is handed to the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from phalanx import _native
+from phalanx.errors import PhalanxError
+
+# `places` tells the core which code is the program's own.
+from phalanx.transports import failures, keeper, places, rendezvous  # noqa: F401
+from phalanx.transports.rendezvous import Known, Met
+from phalanx.types import GroupInfo, Store
+
+__all__ = ["PostedCalls", "join"]
+
+
+def join(
+    store: Store,
+    info: GroupInfo,
+    timeout: float,
+    on_failure: Callable[[], None],
+    scope: str = "",
+    known: Known | None = None,
+) -> PostedCalls:
+    """Meets the other ranks, as `rendezvous.join` does.
+
+    `on_failure` is called once the group has failed: in a thread of ours, also where this process waits for nothing.
+    """
+
+    def make(met: Met) -> PostedCalls:
+        return PostedCalls(met, on_failure)
+
+    return rendezvous.join(store, info, timeout, make, scope=scope, known=known, only_posts=True)
+
+
+class PostedCalls:
+    """One rank's end of a group that only posts. Calls are posted by one thread at a time."""
+
+    def __init__(self, met: Met, on_failure: Callable[[], None]) -> None:
+        self._info = met.info
+        self._token = keeper.expect(on_failure)
+        self._agreement = _native.Agreement(met.segment, met.info.rank, met.identities, self._token)
+
+    def post(self, call: _native.Description) -> int:
+        """The number of the call: among this rank's collectives, or of a message among those to or from its peer."""
+        return self._agreement.post(call)
+
+    @property
+    def has_failed(self) -> bool:
+        return self._agreement.failure() is not None
+
+    def explain(self, op: str, seq: int) -> PhalanxError:
+        """The error of a call that can't end because the group has failed."""
+        return failures.explain(self, self._info, op, _native.FAILED, seq=seq)
+
+    def close(self) -> None:
+        """This rank posts no further call. Idempotent."""
+        keeper.forget(self._token)
+        self._agreement.leave()
+
+    # What `failures` asks of a group.
+
+    check = _native.CHECK_ON
+
+    @property
+    def seq(self) -> int:
+        return self._agreement.seq
+
+    def failure(self) -> _native.Failure:
+        failure = self._agreement.failure()
+        assert failure is not None
+        return failure
+
+    def testimonies(self) -> Sequence[_native.Testimony]:
+        return self._agreement.testimonies()
+
+    def last_words(self, rank: int, /) -> str:
+        return ""
+
+    def refusals(self, rank: int, /) -> Sequence[str]:
+        return ()
