@@ -1,4 +1,4 @@
-"""Runs all benchmarks: importing, memory, groups, calls, DDP, tests in one process, explaining, an older version."""
+"""Runs all benchmarks: importing, memory, groups, calls, DDP, tests in one process, reports, posts, an older version."""
 
 import sys
 
@@ -14,6 +14,7 @@ import memory
 import messages
 import methods
 import one_process
+import posting
 import versions
 from harness import main
 
@@ -30,6 +31,7 @@ MODULES = (
     ddp,
     one_process,
     explaining,
+    posting,
     versions,
 )
 
