@@ -1,4 +1,4 @@
-"""Runs all benchmarks: importing, memory, groups, calls, DDP, tests in one process, reports, posts, an older version."""
+"""Runs all benchmarks: importing, memory, groups, calls, DDP, tests in one process, reports, posts, old version."""
 
 import sys
 
