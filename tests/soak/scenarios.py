@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from calls import What
@@ -62,6 +62,21 @@ class Step:
             return self.kind == "wait" or rank in self.ranks
         return rank in [self.ranks[member] for member in self.what.members(len(self.ranks))]
 
+    def sends_to_anybody(self, rank: int) -> bool:
+        """Whether the rank sends what is received from anybody, and others could send that, too."""
+        if self.what is None or self.what.op != "any_source" or len(self.ranks) < 3:
+            return False
+        return self.ranks[self.what.ends(len(self.ranks))[0]] == rank
+
+    def with_known_sender(self) -> Step:
+        """The same message, received from its sender.
+
+        A receive from anybody goes on waiting for the others when the sender is dead, and they may wait for the
+        receiver in another group.
+        """
+        assert self.what is not None
+        return replace(self, what=replace(self.what, op="send"))
+
     def __str__(self) -> str:
         if self.what is None:
             return self.name
@@ -95,6 +110,10 @@ class Scenario:
         moments = ["during"] * 2 if death in _OWN_THREAD else []
         moment = "during" if death == "outside" else rng.choice([*moments, "before", "after"])
         target = _target(rng, steps, victim)
+        steps = tuple(
+            step.with_known_sender() if step.sends_to_anybody(victim) and (i >= target or _is_async(step)) else step
+            for i, step in enumerate(steps)
+        )
         # A turn of the keeper takes about half a microsecond, one of a second thread ten.
         longest = (1.5 if steps[target].size == "small" else 2.5) + (death == "outside")
         return cls(
@@ -170,6 +189,10 @@ class Scenario:
             features |= {"making a group " + ("as rank 0" if self.victim == 0 else "as another rank")}
             features |= {f"making a group {self.moment}"}
         return features | {f"runs {step.name}" for step in self.steps}
+
+
+def _is_async(step: Step) -> bool:
+    return step.what is not None and step.what.async_op
 
 
 def covering(number: int, among: int = 400) -> list[int]:
