@@ -47,7 +47,7 @@ _TOLD = {
     "SIGKILL": "rank 2 died (killed by SIGKILL)",
     "SIGSEGV": "rank 2 died (killed by SIGSEGV)",
     "os._exit": "rank 2 died (exit code 3)",
-    "exception": "rank 2 ended (exit code 1)",
+    "exception": "rank 2 ended",
     "sys.exit": "rank 2 ended (exit code 4)",
     "return": "rank 2 ended (exit code 0)",
 }

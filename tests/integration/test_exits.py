@@ -170,13 +170,6 @@ def _receive(group: Any) -> None:
     group.recv(torch.ones(3), 1).wait()
 
 
-def _join_entirely(thread: threading.Thread) -> None:
-    """Python's join returns when the thread has run its last Python code; the kernel may still list it."""
-    thread.join()
-    path = Path(f"/proc/self/task/{thread.native_id}")
-    until(lambda: not path.exists(), "a thread of the test lives")
-
-
 def _destroy(here: Here) -> tuple[list[str], Path]:
     before = _holdings()
     here.init()
@@ -205,7 +198,7 @@ def _destroy(here: Here) -> tuple[list[str], Path]:
             os.sched_yield()
         dist.destroy_process_group()
         for thread in threads:
-            _join_entirely(thread)
+            thread.join()
         assert len(errors) == 3
         with pytest.raises(phalanx.GroupError) as caught:
             kept[1].wait()
@@ -215,13 +208,14 @@ def _destroy(here: Here) -> tuple[list[str], Path]:
     else:
         dist.destroy_process_group()
     del kept
+    # Python's join returns when a thread has run its last Python code; the kernel may still list it.
+    until(lambda: not _holdings()[0] - before[0], "threads are left")
     after = _holdings()
     # The black box belongs to the process until its end, whether its file still has a name or not.
     assert not after[1] - before[1]
     assert [box in line for line in after[2]] == [True]
-    left = sorted(after[0] - before[0])
     wrong = [text for text in errors if "the group was destroyed on this rank" not in text]
-    return left + wrong + ([_children()] if _children() else []), folder
+    return wrong + ([_children()] if _children() else []), folder
 
 
 def test_a_group_is_destroyed_while_calls_are_under_way(tmp_path: Path) -> None:

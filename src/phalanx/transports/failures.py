@@ -293,7 +293,8 @@ def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: _nati
     elif failure.kind == _native.FAILURE_LOST:
         what = f"died ({_ending(status)})"
     elif failure.leaving == _native.LEAVING_EXITING:
-        what = "ended" if status == _native.UNKNOWN_STATUS else f"ended ({_ending(status)})"
+        # The exception says more than the exit code, which is not always known by now.
+        what = "ended" if exception or status == _native.UNKNOWN_STATUS else f"ended ({_ending(status)})"
     else:
         what = "left the group (it was destroyed there)"
     message = f"{broken}{lost} {what} while {finder} waited for it in {_what(failure)}"
