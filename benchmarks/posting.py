@@ -85,8 +85,8 @@ def _time_news(rank: int, number: int) -> float:
 
     posted = _join(rank, f"news {number}", tell)
     dist.barrier()
-    posted.post(_sum(4 + rank))
     posted_at = time.monotonic()
+    posted.post(_sum(4 + rank))
     assert is_told.wait(30)
     # The clock is the same for all processes of a host.
     last = torch.tensor([posted_at], dtype=torch.float64)

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import Here, World, run, values
+from ranks import Here, World, run, until, values
 from stand_in import Watched
 
 import phalanx
 from phalanx import _native
+from phalanx.transports.hooks import Observer, observe
+from phalanx.types import GroupInfo
 
 _FLOAT = [dtype.name for dtype in _native.DTYPES].index("float32")
 
@@ -120,7 +122,8 @@ def test_a_rank_that_is_far_behind(tmp_path: Path) -> None:
     ends = world.ends()
     for end in ends:
         assert end.error is None, end.trace
-        assert end.value["agreed"] < 1234 <= end.value["seq"] <= 5000
+        # Words of every 32nd call reach 1024 calls back, those of every 1024th call reach all of them.
+        assert (end.value["agreed"], end.value["seq"]) == (1024, 2048)
     assert ends[0].value == ends[1].value
 
 
@@ -176,17 +179,91 @@ def test_what_a_dead_rank_had_posted_counts(tmp_path: Path) -> None:
 def _leaves(here: Here) -> int:
     """No memory stays mapped, and no thread is left."""
     before = set(os.listdir("/proc/self/task"))
+
+    def num_mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:phalanx")
+
+    stays = Watched(here, "stays")
     for number in range(3):
         watched = Watched(here, f"group {number}")
         watched.call(_sum())()
         watched.close()
-    del watched
-    maps = Path("/proc/self/maps").read_text()
-    assert "memfd:phalanx" not in maps
-    return len(set(os.listdir("/proc/self/task")) - before)
+        del watched
+        # The thread that watches all groups lets go of one that was left.
+        until(lambda: num_mapped() == 1, "a segment is still mapped")
+    stays.close()
+    del stays
+    assert num_mapped() == 0
+    until(lambda: set(os.listdir("/proc/self/task")) == before, "threads are left")
+    return 0
 
 
 def test_nothing_is_left_of_groups_that_ranks_have_left(tmp_path: Path) -> None:
     ends = run(_leaves, 1, tmp_path)
     assert ends[0].error is None, ends[0].trace
     assert ends[0].value == 0
+
+
+def _leaves_at_once(here: Here) -> list[int]:
+    """Rank 1 posts last, so it is the only one that finds the difference, and leaves right after that."""
+    watched = Watched(here)
+    if here.rank == 1:
+        here.hear()
+    watched.posted.post(_sum(4 + here.rank))
+    if here.rank == 0:
+        here.tell()
+        assert watched.told.wait(30)
+    watched.posted.close()
+    counts: list[int] = _facts(watched)["counts"]
+    watched.close()
+    return counts
+
+
+def test_a_rank_that_leaves_reports_what_it_has_found(tmp_path: Path) -> None:
+    world = World(_leaves_at_once, 2, tmp_path)
+    world.told(0)
+    world.tell(1)
+    for end in world.ends():
+        assert end.value == [4, 5], end.trace
+
+
+class _Seen(Observer):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def coming(self, info: GroupInfo, place: str, number: int, timeout: float) -> None:
+        self.names.append(f"coming {info.name}")
+
+    def joined(self, transport: Any, info: GroupInfo, folder: str) -> None:
+        self.names.append(f"joined {info.name}")
+
+
+def _is_seen(here: Here) -> list[str]:
+    seen = _Seen()
+    observe(seen)
+    Watched(here, "g").close()
+    return seen.names
+
+
+def test_observers_see_that_the_making_of_the_group_has_ended(tmp_path: Path) -> None:
+    assert values(_is_seen, 2, tmp_path) == [["coming g", "joined g"]] * 2
+
+
+def _segment(*, only_posts: bool) -> _native.Segment:
+    tuning = _native.tuning_for(2, 2)
+    tuning.only_posts = only_posts
+    return _native.Segment.create_memfd(2, tuning, b"n" * 16)
+
+
+def test_a_segment_is_used_for_what_it_was_made_for() -> None:
+    with pytest.raises(ValueError, match="no room for the bytes of calls"):
+        _native.Group(_segment(only_posts=True), 0)
+    with pytest.raises(ValueError, match="is for calls whose bytes are moved"):
+        _native.Agreement(_segment(only_posts=False), 0, [(0, 0, 0)] * 2, 1)
+
+
+@pytest.mark.parametrize("peer", [-1, 2, 5000])
+def test_the_peer_of_a_message_is_a_rank_of_the_group(peer: int) -> None:
+    agreement = _native.Agreement(_segment(only_posts=True), 0, [(0, 0, 0)] * 2, 1)
+    with pytest.raises(ValueError, match="expected a rank of the group"):
+        agreement.post(_send("recv", peer))

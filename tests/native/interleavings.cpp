@@ -29,11 +29,12 @@ constexpr int kMostRanks = 3, kMostStores = 6;
 
 enum class Fault {
   none,
-  weak_number,     // a number is published without waiting until it is visible
-  number_first,    // the number is published before the word
-  no_second_look,  // a word is trusted although it may have been replaced
-  one_ring,        // no words of calls that are further back than a ring is deep
-  claim_by_store,  // a report is claimed by a plain store
+  weak_number,       // a number is published without waiting until it is visible
+  number_first,      // the number is published before the word
+  no_second_look,    // a word is trusted although it may have been replaced
+  one_ring,          // no words of calls that are further back than a ring is deep
+  claim_by_store,    // a report is claimed by a plain store
+  publish_by_store,  // a report is published by a plain store
 };
 
 struct Setting {
@@ -72,7 +73,7 @@ class Search {
   struct Rank {
     Poster poster{0, 0};
     Claim claim;
-    enum Phase : std::uint8_t { posting, claiming, reporting, ended } phase;
+    enum Phase : std::uint8_t { posting, looking, claiming, reporting, ended } phase;
     std::uint8_t num_calls;  // begun
     std::uint8_t is_dead;
     std::uint8_t num_stores;
@@ -185,7 +186,7 @@ void Search<kDepthBits, kLevels>::act_of(State& state, int rank) {
       if (mine.poster.step(view)) {
         if (mine.poster.difference()) {
           mine.claim.begin(view, now(state), false);
-          mine.phase = Rank::claiming;
+          mine.phase = Rank::looking;
         } else if (mine.num_calls == calls_of(rank) || view.report_state().is_published()) {
           mine.phase = Rank::ended;
         } else {
@@ -195,28 +196,24 @@ void Search<kDepthBits, kLevels>::act_of(State& state, int rank) {
       }
       return;
     }
+    case Rank::looking: {
+      const Claim::Next next = mine.claim.look(view, now(state));
+      if (next != Claim::Next::wait) mine.phase = next == Claim::Next::claim ? Rank::claiming : Rank::ended;
+      return;
+    }
     case Rank::claiming:
-      switch (mine.claim.go_on(view, now(state))) {
-        case Claim::Next::wait:
-          return;
-        case Claim::Next::report:
-          mine.phase = Rank::reporting;
-          return;
-        case Claim::Next::over:
-          mine.phase = Rank::ended;
-          return;
-      }
+      mine.phase = mine.claim.claim(view) ? Rank::reporting : Rank::looking;
       return;
     case Rank::reporting: {
       // As Lines::publish_report does it.
       if (state.report_state == ReportState::claimed(mine.claim.number(), rank).word() ||
-          setting_.fault == Fault::claim_by_store) {
+          setting_.fault == Fault::publish_by_store) {
         state.report_state = ReportState::published(mine.claim.number()).word();
         ++state.num_published;
         mine.phase = Rank::ended;
       } else {
         mine.claim.begin(view, now(state), false);
-        mine.phase = Rank::claiming;
+        mine.phase = Rank::looking;
       }
       return;
     }
@@ -428,7 +425,8 @@ struct Program {
   }
 };
 
-const char* const kFaults[] = {"none", "weak_number", "number_first", "no_second_look", "one_ring", "claim_by_store"};
+const char* const kFaults[] = {"none",     "weak_number",    "number_first",    "no_second_look",
+                               "one_ring", "claim_by_store", "publish_by_store"};
 
 }  // namespace
 

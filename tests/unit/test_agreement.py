@@ -18,6 +18,7 @@ _FAULTS = {
     "no_second_look": "a difference was found where there is none",
     "one_ring": "nobody found the difference",
     "claim_by_store": "two ranks reported",
+    "publish_by_store": "two ranks reported",
 }
 
 

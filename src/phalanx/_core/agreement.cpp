@@ -7,6 +7,13 @@
 
 namespace phalanx {
 
+namespace {
+
+// While another rank reports.
+constexpr std::chrono::milliseconds kBetweenLooks{1};
+
+}  // namespace
+
 Agreement::Agreement(std::shared_ptr<Member> member, std::function<void()> tell)
     : member_(std::move(member)),
       tell_(std::move(tell)),
@@ -106,16 +113,23 @@ Finding Agreement::finding() {
 }
 
 bool Agreement::advance(Clock::time_point now) {
-  if (was_told_) return true;
+  const std::lock_guard lock(mutex_);
+  if (was_told()) return true;
   if (!member_->lines.failed()) {
     if (!has_found()) return false;
     if (!reporting_.is_under_way()) reporting_.begin(finding(), now);
     if (!reporting_.advance(now)) return false;
   }
-  reporting_.drop();
-  was_told_ = true;
+  reporting_.forget();
+  was_told_.store(true, std::memory_order_release);
   tell_();
   return true;
+}
+
+void Agreement::report_until(Clock::time_point until) {
+  while (has_found() && !advance(Clock::now()) && Clock::now() < until) {
+    member_->lines.nap(std::min(until, Clock::now() + kBetweenLooks));
+  }
 }
 
 Agreement::Tended Agreement::tend(bool, Sleep& sleep) {
@@ -124,7 +138,7 @@ Agreement::Tended Agreement::tend(bool, Sleep& sleep) {
   const auto now = Clock::now();
   if (!advance(now)) {
     sleep.bells.push_back(bell);
-    sleep.until = std::min(sleep.until, next_look(now));
+    if (has_found()) sleep.until = std::min(sleep.until, now + kBetweenLooks);
   }
   return Tended::done;
 }

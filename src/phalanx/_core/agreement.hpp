@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -34,17 +35,20 @@ class Agreement : public Tendable {
 
   // Goes on with the report of what this rank has found. True: the group has a failure, and it was told.
   bool advance(Clock::time_point now);
-  // When to call advance() again although nothing has rung.
-  Clock::time_point next_look(Clock::time_point now) const noexcept { return reporting_.next_look(now); }
-  // This rank has found a difference that is not reported yet.
+  // For a rank that leaves: reports what it has found, unless that takes longer than `until`. Nobody else may know it.
+  void report_until(Clock::time_point until);
+  // This rank has found a difference.
   bool has_found() const noexcept { return has_found_.load(std::memory_order_acquire); }
+  // The group has failed, and `tell` was called.
+  bool was_told() const noexcept { return was_told_.load(std::memory_order_acquire); }
 
   // The last collective that this rank has posted.
   std::uint64_t seq() const noexcept { return calls_.seq(); }
   const Member& member() const noexcept { return *member_; }
 
   Tended tend(bool urgent, Sleep& sleep) override;
-  bool idle() const noexcept override { return true; }
+  // Nothing is pending in it but a report.
+  bool idle() const noexcept override { return was_told() || !has_found(); }
 
  private:
   // What was found, and in which sequence: of collectives, or of messages from one rank to another.
@@ -87,9 +91,10 @@ class Agreement : public Tendable {
   Found found_;
   std::vector<Seen> seen_;  // by rank
   std::atomic<bool> has_found_{false};
-  // Of the one that tends.
+  // Of the one that tends: the progress thread, and for a moment also a thread that leaves the group.
+  std::mutex mutex_;
   Reporting reporting_;
-  bool was_told_ = false;
+  std::atomic<bool> was_told_{false};
 };
 
 }  // namespace phalanx

@@ -39,27 +39,33 @@ class JoinedAgreement {
   JoinedAgreement& operator=(const JoinedAgreement&) = delete;
 
   std::uint64_t post(const Description& call) {
-    if (has_left()) throw std::runtime_error("this rank has left the group");
+    if (forked()) throw std::runtime_error("this process was forked from the one that is in the group");
+    if (member_->has_left()) throw std::runtime_error("this rank has left the group");
+    // A receive from anybody is posted when its sender is known.
+    if (is_message(call.op) && (call.peer < 0 || call.peer >= member_->size())) {
+      throw std::invalid_argument("expected a rank of the group as the peer of a message");
+    }
     const Location* const location = origin_of_call().location;
     return is_message(call.op) ? agreement_->post_message(call, location) : agreement_->post(call, location);
   }
   std::optional<Failure> failure() const {
-    if (has_left() || !member_->lines.failed()) return std::nullopt;
+    if (forked() || !(member_->lines.failed() || agreement_->was_told())) return std::nullopt;
     return member_->lines.failure();
   }
   std::vector<Testimony> testimonies() const {
     std::vector<Testimony> all;
-    if (has_left()) return all;
+    if (forked()) return all;
     const std::uint32_t report = member_->lines.report();
     for (int rank = 0; rank < member_->size(); ++rank) all.push_back(member_->segment->testimony(report, rank));
     return all;
   }
   std::uint64_t seq() const noexcept { return agreement_->seq(); }
   void leave() {
-    if (has_left() || member_->left.exchange(true)) return;
+    if (forked() || member_->left.exchange(true)) return;
     const WithoutGil without;
-    member_->lines.leave(Leaving::closed);
     progress().remove(agreement_);
+    agreement_->report_until(Clock::now() + kLongestReport);
+    member_->lines.leave(Leaving::closed);
   }
 
  private:
@@ -68,14 +74,18 @@ class JoinedAgreement {
       throw std::invalid_argument("the segment is for calls whose bytes are moved");
     }
     auto member = std::make_shared<Member>(mapped.segment, rank);
-    if (processes.size() != static_cast<std::size_t>(member->size())) throw std::invalid_argument("one a rank");
+    if (processes.size() != static_cast<std::size_t>(member->size()))
+      throw std::invalid_argument("expected one process per rank");
     std::vector<std::shared_ptr<Peer>> peers;
     for (const Pid& process : processes) peers.push_back(Peer::watch(to_identity(process)));
     member->lines.watch(std::move(peers));
     return member;
   }
-  // A forked child has not the memory.
-  bool has_left() const noexcept { return member_->has_left() || member_->segment->forked(); }
+  // A rank that leaves gives so much time to another one that reports.
+  static constexpr std::chrono::milliseconds kLongestReport{200};
+
+  // A forked child does not have the memory.
+  bool forked() const noexcept { return member_->segment->forked(); }
 
   const std::shared_ptr<Member> member_;
   const std::shared_ptr<Agreement> agreement_;

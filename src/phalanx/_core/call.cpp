@@ -238,7 +238,7 @@ void Call::note_shapes(int peer) noexcept {
   lines_.note({seq_, request_->op, {side(std::min(rank(), peer)), side(std::max(rank(), peer))}});
 }
 
-void Call::fail_by(const Splits& splits) noexcept {
+void Call::fail_by_splits(const Splits& splits) noexcept {
   fail({splits.receiver == rank() ? splits.sender : splits.receiver, seq_, splits});
 }
 

@@ -98,7 +98,7 @@ class Call {
   std::uint64_t* sizes(int rank) const noexcept { return segment_.sizes(rank, seq_); }
   bool is_root() const noexcept { return request_->root == rank(); }
   // Ends the call: two ranks disagree about the sizes that they exchange, of which all know.
-  void fail_by(const Splits& splits) noexcept;
+  void fail_by_splits(const Splits& splits) noexcept;
 
   // The plan, set by Algorithm::plan.
   std::uint64_t ticks = 1;

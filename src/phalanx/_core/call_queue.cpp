@@ -114,14 +114,14 @@ void CallQueue::report(Finding finding, std::shared_ptr<CallTicket> failed, Cloc
 
 bool CallQueue::go_on_reporting(Clock::time_point now) {
   if (!reporting_.advance(now)) return false;
-  fail(*std::exchange(failed_, nullptr));
+  fail(std::exchange(failed_, nullptr));
   return true;
 }
 
-void CallQueue::fail(const CallTicket& failed) {
+void CallQueue::fail(std::shared_ptr<CallTicket> failed) {
   member_->lines.give_up(GaveUp::calls);
-  end_current(&failed == current_.get() ? Result::failed : Result::was_broken);
-  end_queue(Result::was_broken, &failed);
+  end_current(failed == current_ ? Result::failed : Result::was_broken);
+  end_queue(Result::was_broken, failed.get());
 }
 
 // A call whose time is up before those before it have ended can't be left out: peers will make it, and would then meet
@@ -140,7 +140,7 @@ std::shared_ptr<CallTicket> CallQueue::find_late(Clock::time_point now) {
 
 void CallQueue::check() {
   if (member_->has_left()) {
-    reporting_.drop();
+    reporting_.end_now(Clock::now());
     failed_.reset();
     if (current_) end_current(Result::left);
     return end_queue(Result::left);
@@ -152,7 +152,7 @@ void CallQueue::check() {
     case WaitResult::interrupted:
       return;
     case WaitResult::failed:
-      return fail(*current_);
+      return fail(current_);
     case WaitResult::gone: {
       const int peer = member_->lines.first_gone(condition);
       if (peer < 0) return;

@@ -62,7 +62,7 @@ class CallQueue : public Lane {
   void report(Finding finding, std::shared_ptr<CallTicket> failed, Clock::time_point now);
   bool go_on_reporting(Clock::time_point now);
   // Ends all: this call as failed, the others as broken by it.
-  void fail(const CallTicket& failed);
+  void fail(std::shared_ptr<CallTicket> failed);
   std::shared_ptr<CallTicket> find_late(Clock::time_point now);
   static Member::Doing doing(const CallTicket& ticket) noexcept;
 

@@ -25,12 +25,12 @@ class Claim {
   }
 
   enum class Next {
-    wait,    // look again later
-    report,  // this rank is to publish the report number()
-    over,    // there is a report, or there will be none
+    wait,   // look again later
+    claim,  // nobody reports, or not any more
+    over,   // there is a report, or there will be none
   };
   template <class Board>
-  Next go_on(Board& board, Clock::time_point now) {
+  Next look(const Board& board, Clock::time_point now) {
     const ReportState state = board.report_state();
     if (state.is_published()) return Next::over;
     // A rank that has taken over gets its own time.
@@ -39,7 +39,12 @@ class Claim {
     if (state.is_claimed() && now < takes_over_at_ && !board.is_dead(state.claimer())) return Next::wait;
     number_ = state.is_claimed() ? state.report() + 1 : 0;
     if (number_ >= kReports) return now < takes_over_at_ + kLastReport ? Next::wait : Next::over;
-    return board.claim_report(state, number_) ? Next::report : Next::wait;
+    return Next::claim;
+  }
+  // True: this rank is to publish the report number(). False: the state has changed since the look.
+  template <class Board>
+  bool claim(Board& board) const {
+    return board.claim_report(seen_, number_);
   }
   std::uint32_t number() const noexcept { return number_; }
 

@@ -1,6 +1,7 @@
 #include "group.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 #include "exit_status.hpp"
@@ -13,6 +14,13 @@ namespace phalanx {
 namespace {
 
 constexpr std::uint64_t kKiB = 1024;
+
+std::shared_ptr<Segment> for_moving(std::shared_ptr<Segment> segment) {
+  if (segment->header().tuning.purpose != Purpose::moving) {
+    throw std::invalid_argument("the segment has no room for the bytes of calls");
+  }
+  return segment;
+}
 
 }  // namespace
 
@@ -32,7 +40,7 @@ Tuning tuning_for(int ranks, int cpus) {
 }
 
 Group::Group(std::shared_ptr<Segment> segment, int rank)
-    : member_(std::make_shared<Member>(std::move(segment), rank)),
+    : member_(std::make_shared<Member>(for_moving(std::move(segment)), rank)),
       calls_(std::make_shared<CallQueue>(member_)),
       messages_(std::make_shared<Messages>(member_)) {
   progress().add(calls_);

@@ -48,7 +48,7 @@ class Lane : public Tendable {
   virtual bool advance_briefly(Clock::time_point now) = 0;
   // Ends the calls that can't be carried out any more, once advance() has nothing to do.
   virtual void check() = 0;
-  // When check() is to look again by itself, whatever rings.
+  // When to advance again, although nothing has rung.
   virtual Clock::time_point next_look(Clock::time_point now) const = 0;
   // Whether all who take part in a call of the lane, the next one if they have an order, have made it.
   virtual bool everybody_came() = 0;

@@ -58,7 +58,7 @@ inline constexpr std::size_t kInlineBytes = kEnvelopeBytes - 64;
 inline constexpr std::uint32_t kLocations = 64;
 
 // Rings of the words of posted calls (posting.hpp): so deep that reports find calls in them, and so many that a rank
-// may be behind by any number of calls. For messages: few, since there are some for every two ranks.
+// which goes on may be behind by any number of calls. For messages: few, since there are some for every two ranks.
 inline constexpr int kPostDepthBits = 5, kPostLevels = 9, kPostDepth = 1 << kPostDepthBits;
 inline constexpr int kPairDepthBits = 1, kPairLevels = 7;
 

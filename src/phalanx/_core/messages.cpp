@@ -458,7 +458,7 @@ std::set<std::uint32_t> Messages::tags_from(const std::vector<int>& peers) const
 
 void Messages::check() {
   if (member_->has_left()) {
-    reporting_.drop();
+    reporting_.end_now(Clock::now());
     for (const auto& [ticket, result] : std::exchange(ending_, {})) end(ticket, Result::left);
     return end_all(Result::left);
   }

@@ -145,13 +145,13 @@ void stage_all_to_all(Call& call, std::uint64_t tick) {
 }
 
 // The first two ranks, in rank order, that do not fit: the same on every rank that looks.
-void fail_by(Call& call) {
+void fail_by_splits(Call& call) {
   for (int from = 0; from < call.size(); ++from) {
     for (int to = 0; to < call.size(); ++to) {
       const std::uint64_t sent = size_sent(call, from, to);
       const std::uint64_t expected = size_expected(call, from, to);
       if (sent == expected) continue;
-      return call.fail_by({from, to, static_cast<std::int64_t>(sent), static_cast<std::int64_t>(expected)});
+      return call.fail_by_splits({from, to, static_cast<std::int64_t>(sent), static_cast<std::int64_t>(expected)});
     }
   }
 }
@@ -167,7 +167,7 @@ bool meet_all_to_all(Call& call) {
     fits = fits && size_sent(call, peer, call.rank()) == size_expected(call, peer, call.rank());
   }
   if (!fits || balance != 0) {
-    fail_by(call);
+    fail_by_splits(call);
     return false;
   }
   plan_ticks(call, largest, static_cast<std::uint64_t>(call.size()));

@@ -7,7 +7,8 @@
 //
 // Words lie in a ring, and a rank may be ahead of a peer by more than the ring holds. So there is a ring for every
 // call, one for every kDepth-th call, one for every kDepth-th of those, and so on: however far a rank is behind, some
-// call is in a ring that it will come to. The hash runs over all calls: one comparison covers all that came before.
+// call is in a ring that it will come to, if it goes on. The hash runs over all calls: one comparison covers all that
+// came before.
 //
 // A word may be replaced while it is read. A rank replaces the word of a call only after it has published the number
 // just before the one that takes its place. So the reader looks at the number once more after it has read the word: as

@@ -15,7 +15,7 @@ void write_entry(PostEntry& entry, std::uint64_t number, const PostEntry::Conten
 }
 
 std::optional<PostEntry::Content> read_entry(const PostEntry& entry, std::uint64_t number) noexcept {
-  if (entry.number.load(std::memory_order_acquire) != number) return std::nullopt;
+  if (number == 0 || entry.number.load(std::memory_order_acquire) != number) return std::nullopt;
   std::uint64_t words[PostEntry::kWords];
   for (std::size_t i = 0; i < PostEntry::kWords; ++i) words[i] = entry.words[i].load(std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_acquire);

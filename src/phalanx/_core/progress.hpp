@@ -24,7 +24,7 @@ struct Sleep {
   Clock::time_point until;
 };
 
-// What the thread looks after: a lane (lane.hpp).
+// What the thread looks after: a lane (lane.hpp), or an agreement (agreement.hpp).
 class Tendable {
  public:
   Tendable() = default;

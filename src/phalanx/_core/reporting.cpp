@@ -22,14 +22,22 @@ bool Reporting::advance(Clock::time_point now) {
   return true;
 }
 
+void Reporting::end_now(Clock::time_point now) {
+  if (!is_under_way()) return;
+  complete_by_ = now;
+  advance(now);
+  finding_.reset();
+}
+
 bool Reporting::nap(Clock::time_point until) const noexcept {
   return lines_.nap(std::min(until, next_look(Clock::now())));
 }
 
 // True: it is over.
 bool Reporting::report(Clock::time_point now) {
-  const Claim::Next next = claim_.go_on(lines_, now);
-  if (next != Claim::Next::report) return next == Claim::Next::over;
+  const Claim::Next next = claim_.look(lines_, now);
+  if (next != Claim::Next::claim) return next == Claim::Next::over;
+  if (!claim_.claim(lines_)) return false;
   if (finding_->testify) finding_->testify(claim_.number());
   if (lines_.publish_report(claim_.number(), finding_->failure)) return true;
   // Another rank has taken over meanwhile, and has not published yet.

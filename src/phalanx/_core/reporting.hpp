@@ -38,8 +38,10 @@ class Reporting {
   }
   // Sleeps until then, or until another rank has reported a failure. False: a signal came.
   bool nap(Clock::time_point until) const noexcept;
-  // This rank leaves the group.
-  void drop() noexcept { finding_.reset(); }
+  // For a rank that leaves the group: reports what it has found if that can be done at once, and forgets it.
+  void end_now(Clock::time_point now);
+  // Another rank has reported a failure.
+  void forget() noexcept { finding_.reset(); }
 
  private:
   static constexpr std::chrono::milliseconds kBetweenLooks{1};

@@ -35,6 +35,8 @@ _PATIENCE = 1.0
 
 _tokens = itertools.count(1)
 _kept: dict[int, Callable[[], None]] = {}
+# Likewise, for news that may never come.
+_expected: dict[int, Callable[[], None]] = {}
 
 
 class _Crew:
@@ -111,13 +113,13 @@ def expect(on_news: Callable[[], None]) -> int:
     """
     _ensure_idle()
     token = next(_tokens)
-    _kept[token] = on_news
+    _expected[token] = on_news
     return token
 
 
 def forget(token: int) -> None:
     """It will not come any more."""
-    _kept.pop(token, None)
+    _expected.pop(token, None)
 
 
 def begin() -> None:
@@ -179,13 +181,13 @@ def _run() -> None:
     took = False
     while token := _native.next_completion(took, len(_kept) >= _MANY):
         took = True
-        on_end = _kept.pop(token, None)
+        on_end = _kept.pop(token, None) or _expected.pop(token, None)
         if on_end is None:
             continue
         with crew.lock:
             crew.idle -= 1
         try:
-            if _kept:
+            if _kept or _expected:
                 _ensure_idle()
         except RuntimeError:
             # No more threads to be had: the next call's end is heard of when this one's callbacks are through.
@@ -209,6 +211,7 @@ def _run() -> None:
 def _forget_after_fork() -> None:
     global _crew
     _kept.clear()
+    _expected.clear()
     _crew = _Crew()
 
 

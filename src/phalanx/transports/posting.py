@@ -5,13 +5,15 @@ Posting never waits (`_core/agreement.hpp`). A call is posted just before it is 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 from phalanx import _native
 from phalanx.errors import PhalanxError
 
 # `places` tells the core which code is the program's own.
-from phalanx.transports import failures, keeper, places, rendezvous  # noqa: F401
+from phalanx.transports import failures, keeper, limits, places, rendezvous  # noqa: F401
+from phalanx.transports.hooks import observer
 from phalanx.transports.rendezvous import Known, Met
 from phalanx.types import GroupInfo, Store
 
@@ -32,7 +34,9 @@ def join(
     """
 
     def make(met: Met) -> PostedCalls:
-        return PostedCalls(met, on_failure)
+        posted = PostedCalls(met, on_failure)
+        observer().joined(posted, info, met.folder)
+        return posted
 
     return rendezvous.join(store, info, timeout, make, scope=scope, known=known, only_posts=True)
 
@@ -43,7 +47,17 @@ class PostedCalls:
     def __init__(self, met: Met, on_failure: Callable[[], None]) -> None:
         self._info = met.info
         self._token = keeper.expect(on_failure)
-        self._agreement = _native.Agreement(met.segment, met.info.rank, met.identities, self._token)
+        try:
+            self._agreement = _native.Agreement(met.segment, met.info.rank, met.identities, self._token)
+        except BaseException:
+            keeper.forget(self._token)
+            raise
+        if number := _native.progress_error():
+            limits.warn(
+                "starting the progress thread",
+                RuntimeError(os.strerror(number)),
+                f"rank {met.info.rank} of group {met.info.name!r} does not hear of ranks that disagree",
+            )
 
     def post(self, call: _native.Description) -> int:
         """The number of the call: among this rank's collectives, or of a message among those to or from its peer."""
@@ -61,6 +75,9 @@ class PostedCalls:
         """This rank posts no further call. Idempotent."""
         keeper.forget(self._token)
         self._agreement.leave()
+
+    # For observers: there is no native group that moves bytes.
+    native = None
 
     # What `failures` asks of a group.
 
