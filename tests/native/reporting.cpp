@@ -30,6 +30,13 @@ struct Driven {
     ticket->made = kStart;
     ticket->request.op = op;
     ticket->request.location = &place_of(member->rank());
+    if (op == Op::broadcast) {
+      const Piece piece{reinterpret_cast<std::byte*>(numbers.data()), kNumbers * sizeof(numbers[0])};
+      ticket->request.root = 0;
+      ticket->request.dtype = DType::int32;
+      ticket->request.count = kNumbers;
+      ticket->request.out.add_block(&piece, 1);
+    }
     if (op == Op::all_reduce) {
       const Piece piece{reinterpret_cast<std::byte*>(numbers.data()), kNumbers * sizeof(numbers[0])};
       ticket->request.reduce_op = static_cast<int>(ReduceOp::sum);
@@ -58,11 +65,12 @@ struct Group3 {
   Driven first, second, third;
 };
 
-// Two ranks disagree, the third has not come. The report waits for it; a call of another group goes on meanwhile.
+// Two ranks disagree, which the receiver of a broadcast finds although the third has not come. The report waits for it;
+// a call of another group goes on meanwhile.
 Complaints mismatch_beside_another_group(Random& random) {
   Group3 broken(random), other(random);
   Complaints complaints;
-  const auto odd = broken.first.call(Op::barrier), finder = broken.second.call(Op::all_reduce);
+  const auto odd = broken.first.call(Op::barrier), finder = broken.second.call(Op::broadcast);
   broken.first.calls.advance(kStart);
   broken.second.calls.advance(kStart);
   const auto failed = [&] { return broken.second.member->lines.failed(); };
@@ -92,9 +100,10 @@ Complaints mismatch_that_all_come_to(Random& random) {
   Group3 group(random);
   Complaints complaints;
   group.first.call(Op::barrier);
-  const auto finder = group.second.call(Op::all_reduce);
+  const auto finder = group.second.call(Op::broadcast);
   group.first.calls.advance(kStart);
   group.second.calls.advance(kStart);
+  expect(complaints, !group.second.member->lines.failed(), "the report to wait for the third rank");
   group.third.call(Op::all_reduce);
   group.third.calls.advance(kStart);
   group.second.calls.advance(kStart);
