@@ -204,7 +204,8 @@ class ThreadsPool:
                 for member in members.values():
                     member.close()
 
-        results = pt.run(body, world_size, seed=next(self._seeds))
+        # A message of two gibibytes may take a minute where many programs share the machine.
+        results = pt.run(body, world_size, seed=next(self._seeds), stuck_after=300)
         return [results[rank] for rank in (range(world_size) if ranks is None else ranks)]
 
     def close(self) -> None:
