@@ -110,13 +110,9 @@ class Scenario:
         moments = ["during"] * 2 if death in _OWN_THREAD else []
         moment = "during" if death == "outside" else rng.choice([*moments, "before", "after"])
         target = _target(rng, steps, victim)
-        steps = tuple(
-            step.with_known_sender() if step.sends_to_anybody(victim) and (i >= target or _is_async(step)) else step
-            for i, step in enumerate(steps)
-        )
         # A turn of the keeper takes about half a microsecond, one of a second thread ten.
         longest = (1.5 if steps[target].size == "small" else 2.5) + (death == "outside")
-        return cls(
+        scenario = cls(
             seed=seed,
             backend=backend,
             size=size,
@@ -130,6 +126,14 @@ class Scenario:
             reaped_late=rng.random() < 0.7,
             stops=rng.random() < 0.3,
         )
+        return replace(scenario, steps=tuple(scenario._receivable(i, step) for i, step in enumerate(steps)))
+
+    def _receivable(self, number: int, step: Step) -> Step:
+        """The step, with a known sender where that may be gone when the message is received."""
+        senders = range(self.size) if self.stops else [self.victim]
+        may_be_gone = number >= self.target or (step.what is not None and step.what.async_op)
+        from_anybody = any(step.sends_to_anybody(rank) for rank in senders)
+        return step.with_known_sender() if may_be_gone and from_anybody else step
 
     @property
     def own_thread(self) -> bool:
@@ -189,10 +193,6 @@ class Scenario:
             features |= {"making a group " + ("as rank 0" if self.victim == 0 else "as another rank")}
             features |= {f"making a group {self.moment}"}
         return features | {f"runs {step.name}" for step in self.steps}
-
-
-def _is_async(step: Step) -> bool:
-    return step.what is not None and step.what.async_op
 
 
 def covering(number: int, among: int = 400) -> list[int]:
