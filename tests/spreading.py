@@ -15,6 +15,7 @@ __all__ = ["Spreading", "place"]
 
 # What takes longest; each of the others takes less than 10 seconds. `make test PYTEST="--durations=50"` shows it.
 _LONGEST = [
+    "training/test_compiled.py",
     "contract/test_contract.py shm",
     "contract/test_contract.py threads",
     "integration/test_docs.py",
@@ -39,7 +40,6 @@ _LONGEST = [
     "testing/test_run.py",
     "testing/test_free.py",
     "conformance/test_torch_suite.py",
-    "training/test_compiled.py",
     "integration/test_deaths.py",
 ]
 _PLACES = {part: place for place, part in enumerate(_LONGEST)}

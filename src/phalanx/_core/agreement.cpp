@@ -7,13 +7,6 @@
 
 namespace phalanx {
 
-namespace {
-
-// While another rank reports.
-constexpr std::chrono::milliseconds kBetweenLooks{1};
-
-}  // namespace
-
 Agreement::Agreement(std::shared_ptr<Member> member, std::function<void()> tell)
     : member_(std::move(member)),
       tell_(std::move(tell)),
@@ -128,7 +121,7 @@ bool Agreement::advance(Clock::time_point now) {
 
 void Agreement::report_until(Clock::time_point until) {
   while (has_found() && !advance(Clock::now()) && Clock::now() < until) {
-    member_->lines.nap(std::min(until, Clock::now() + kBetweenLooks));
+    member_->lines.nap(std::min(until, Clock::now() + Reporting::kBetweenLooks));
   }
 }
 
@@ -138,7 +131,7 @@ Agreement::Tended Agreement::tend(bool, Sleep& sleep) {
   const auto now = Clock::now();
   if (!advance(now)) {
     sleep.bells.push_back(bell);
-    if (has_found()) sleep.until = std::min(sleep.until, now + kBetweenLooks);
+    if (has_found()) sleep.until = std::min(sleep.until, now + Reporting::kBetweenLooks);
   }
   return Tended::done;
 }

@@ -52,13 +52,7 @@ class JoinedAgreement {
     if (forked() || !(member_->lines.failed() || agreement_->was_told())) return std::nullopt;
     return member_->lines.failure();
   }
-  std::vector<Testimony> testimonies() const {
-    std::vector<Testimony> all;
-    if (forked()) return all;
-    const std::uint32_t report = member_->lines.report();
-    for (int rank = 0; rank < member_->size(); ++rank) all.push_back(member_->segment->testimony(report, rank));
-    return all;
-  }
+  std::vector<Testimony> testimonies() const { return forked() ? std::vector<Testimony>() : member_->testimonies(); }
   std::uint64_t seq() const noexcept { return agreement_->seq(); }
   void leave() {
     if (forked() || member_->left.exchange(true)) return;
@@ -76,9 +70,7 @@ class JoinedAgreement {
     auto member = std::make_shared<Member>(mapped.segment, rank);
     if (processes.size() != static_cast<std::size_t>(member->size()))
       throw std::invalid_argument("expected one process per rank");
-    std::vector<std::shared_ptr<Peer>> peers;
-    for (const Pid& process : processes) peers.push_back(Peer::watch(to_identity(process)));
-    member->lines.watch(std::move(peers));
+    member->lines.watch(Peer::watch_all(to_identities(processes)));
     return member;
   }
   // A rank that leaves gives so much time to another one that reports.

@@ -48,14 +48,6 @@ std::string identity_of(Group& group) {
   return text;
 }
 
-// One of each rank.
-std::vector<Testimony> testimonies(Group& group) {
-  std::vector<Testimony> all;
-  const std::uint32_t report = group.member().lines.report();
-  for (int rank = 0; rank < group.size(); ++rank) all.push_back(group.segment().testimony(report, rank));
-  return all;
-}
-
 nb::object next_question() {
   std::optional<Listener::Call> call;
   {
@@ -105,7 +97,7 @@ void tell_refused(std::uint64_t token, Op op, std::uint64_t seq, std::uint32_t t
 
 void bind_debug(nb::module_& module, nb::class_<Group>& group) {
   group.def_prop_ro("identity", &identity_of)
-      .def("testimonies", &testimonies)
+      .def("testimonies", [](const Group& self) { return self.member().testimonies(); })
       .def("take_note", &Group::take_note)
       .def(
           "refuse_call", [](Group& self, const std::string& text) { self.refusals().refuse_call(text); }, "text"_a)

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <tuple>
+#include <vector>
 
 #include "peers.hpp"
 #include "segment.hpp"
@@ -22,6 +23,12 @@ using Pid = std::tuple<std::int64_t, std::uint64_t, std::uint64_t>;
 inline Identity to_identity(const Pid& process) {
   const auto [pid, start, program] = process;
   return {static_cast<pid_t>(pid), start, program};
+}
+
+inline std::vector<Identity> to_identities(const std::vector<Pid>& processes) {
+  std::vector<Identity> identities;
+  for (const Pid& process : processes) identities.push_back(to_identity(process));
+  return identities;
 }
 
 }  // namespace phalanx

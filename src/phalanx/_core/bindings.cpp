@@ -184,10 +184,9 @@ NB_MODULE(_core_ext, m) {
       .def(
           "watch",
           [](Group& self, const std::vector<Pid>& processes) {
-            std::vector<Identity> ranks;
-            for (const Pid& process : processes) ranks.push_back(to_identity(process));
-            if (ranks.size() != static_cast<std::size_t>(self.size())) throw std::invalid_argument("one a rank");
-            self.watch(ranks);
+            if (processes.size() != static_cast<std::size_t>(self.size()))
+              throw std::invalid_argument("expected one process per rank");
+            self.watch(to_identities(processes));
           },
           "processes"_a, "One per rank: pid, start time and program.")
       .def("abort", &Group::abort, "reason"_a, nb::call_guard<WithoutGil>())

@@ -6,7 +6,7 @@
 namespace phalanx {
 
 CallQueue::CallQueue(std::shared_ptr<Member> member)
-    : member_(std::move(member)), call_(*member_->segment, member_->lines, history_), reporting_(member_->lines) {
+    : Lane(member->lines), member_(std::move(member)), call_(*member_->segment, member_->lines, history_) {
   history_.verified.resize(static_cast<std::size_t>(member_->size()), 0);
 }
 
@@ -90,7 +90,7 @@ bool CallQueue::go_on(Clock::time_point now, bool briefly) {
       end_current(Result::finished);
       return true;
     case Advance::failed:
-      report(call_.finding(), current_, now);
+      report_for(current_, call_.finding(), now);
       return !reporting_.is_under_way();
     case Advance::more:
       return true;
@@ -106,16 +106,9 @@ std::vector<int> CallQueue::missing(const Ticket&) const {
   return packed == kNoCondition ? std::vector<int>() : member_->lines.missing(unpack(packed));
 }
 
-void CallQueue::report(Finding finding, std::shared_ptr<CallTicket> failed, Clock::time_point now) {
+void CallQueue::report_for(std::shared_ptr<CallTicket> failed, Finding finding, Clock::time_point now) {
   failed_ = std::move(failed);
-  reporting_.begin(std::move(finding), now);
-  go_on_reporting(now);
-}
-
-bool CallQueue::go_on_reporting(Clock::time_point now) {
-  if (!reporting_.advance(now)) return false;
-  fail(std::exchange(failed_, nullptr));
-  return true;
+  report(std::move(finding), now);
 }
 
 void CallQueue::fail(std::shared_ptr<CallTicket> failed) {
@@ -156,25 +149,24 @@ void CallQueue::check() {
     case WaitResult::gone: {
       const int peer = member_->lines.first_gone(condition);
       if (peer < 0) return;
-      return report({member_->end_of(peer, doing(*current_))}, current_, Clock::now());
+      return report_for(current_, {member_->end_of(peer, doing(*current_))}, Clock::now());
     }
     case WaitResult::expired:
       break;
   }
   const auto now = Clock::now();
-  if (!call_.compare_with_those_who_came()) return report(call_.finding(), current_, now);
+  if (!call_.compare_with_those_who_came()) return report_for(current_, call_.finding(), now);
   const std::shared_ptr<CallTicket> late = find_late(now + Member::kAskBefore);
   if (!late || (late->asked && now < late->deadline)) return;
   const std::vector<int> missing = member_->lines.missing(condition);
   if (missing.empty()) return;
   if (!late->asked) member_->ask_missing(*late, missing);
   if (now < late->deadline) return;
-  report({member_->timeout_of(doing(*late), missing)}, late, now);
+  report_for(late, {member_->timeout_of(doing(*late), missing)}, now);
 }
 
 Lane::News CallQueue::wait_for_news(Clock::time_point until) {
   if (!current_) return News::none;
-  if (reporting_.is_under_way()) return reporting_.nap(until) ? News::none : News::interrupted;
   switch (member_->lines.wait(call_.blocked_on(), std::min(until, current_->deadline))) {
     case WaitResult::reached:
       return News::some;

@@ -36,7 +36,7 @@ class CallQueue : public Lane {
   // At most one short call that is at the head of the queue.
   bool advance_briefly(Clock::time_point now) override { return go_on(now, true); }
   void check() override;
-  Clock::time_point next_look(Clock::time_point now) const override { return reporting_.next_look(now); }
+  void end_reported() override { fail(std::exchange(failed_, nullptr)); }
   // A call that has not begun waits for those whom the one before it waits for.
   std::vector<int> missing(const Ticket&) const override;
   bool everybody_came() override { return current_ && call_.everybody_came(); }
@@ -58,9 +58,8 @@ class CallQueue : public Lane {
   void end_current(Result result);
   void end(CallTicket& ticket, Result result);
   void end_queue(Result result, const CallTicket* failed = nullptr);
-  // Breaks the group. `failed` is the call that fails by it.
-  void report(Finding finding, std::shared_ptr<CallTicket> failed, Clock::time_point now);
-  bool go_on_reporting(Clock::time_point now);
+  // Lane::report; `failed` is the call that fails by it.
+  void report_for(std::shared_ptr<CallTicket> failed, Finding finding, Clock::time_point now);
   // Ends all: this call as failed, the others as broken by it.
   void fail(std::shared_ptr<CallTicket> failed);
   std::shared_ptr<CallTicket> find_late(Clock::time_point now);
@@ -71,9 +70,7 @@ class CallQueue : public Lane {
   Call call_;
   std::shared_ptr<CallTicket> current_;  // the one that call_ carries out
   Clock::time_point ended_at_{};         // when the one before ended
-  // While a failure is reported the current call makes no further step.
-  Reporting reporting_;
-  std::shared_ptr<CallTicket> failed_;  // the call that fails by it
+  std::shared_ptr<CallTicket> failed_;   // the call that fails by what is reported
   // What current_ was blocked on last, for threads that do not hold the lane.
   std::atomic<PackedCondition> blocked_on_{kNoCondition};
 

@@ -51,7 +51,7 @@ Group::Group(std::shared_ptr<Segment> segment, int rank)
 Group::~Group() { leave(Leaving::closed); }
 
 void Group::watch(const std::vector<Identity>& ranks) {
-  for (const Identity& identity : ranks) peers_.push_back(Peer::watch(identity));
+  peers_ = Peer::watch_all(ranks);
   member_->lines.watch(peers_);
 }
 

@@ -49,7 +49,7 @@ Result Lane::wait(const Ticket& ticket, Clock::time_point until) {
     while (goes_on && ticket.pending()) {
       // Somebody else who waits for the lane may have what he waits for.
       if (num_ended_.load(std::memory_order_relaxed) != num_ended && wanted()) break;
-      const News news = advance(now) ? News::some : wait_for_news(until);
+      const News news = advance(now) ? News::some : wait_for_step(until);
       now = Clock::now();
       // However much there is to do for others: this ticket's peers may be gone, or its time be up.
       if (news != News::some || now >= next_check) {
@@ -62,6 +62,23 @@ Result Lane::wait(const Ticket& ticket, Clock::time_point until) {
     if (goes_on && ticket.pending()) std::this_thread::yield();
   }
   return ticket.result();
+}
+
+Lane::News Lane::wait_for_step(Clock::time_point until) {
+  if (!reporting_.is_under_way()) return wait_for_news(until);
+  return reporting_.nap(until) ? News::none : News::interrupted;
+}
+
+void Lane::report(Finding finding, Clock::time_point now) {
+  if (reporting_.is_under_way()) return;
+  reporting_.begin(std::move(finding), now);
+  go_on_reporting(now);
+}
+
+bool Lane::go_on_reporting(Clock::time_point now) {
+  if (!reporting_.advance(now)) return false;
+  end_reported();
+  return true;
 }
 
 void Lane::hurry() noexcept {
@@ -105,7 +122,7 @@ Lane::Tended Lane::tend(bool urgent, Sleep& sleep) {
       const std::optional<Bell> bell = arm();
       more = !bell;
       if (bell) sleep.bells.push_back(*bell);
-      sleep.until = std::min(sleep.until, next_look(Clock::now()));
+      sleep.until = std::min(sleep.until, reporting_.next_look(Clock::now()));
       watched_.store(bell.has_value(), std::memory_order_seq_cst);
     }
   }
@@ -119,7 +136,7 @@ Lane::Rest Lane::drain(Clock::time_point until) {
   bool ended = false;
   for (bool goes_on = true; goes_on && !idle() && acquire(until); goes_on = Clock::now() < until) {
     stop_watching();
-    const News news = advance(Clock::now()) ? News::some : wait_for_news(until);
+    const News news = advance(Clock::now()) ? News::some : wait_for_step(until);
     if (news != News::some) check();
     everybody = !idle() && everybody_came();
     const std::uint64_t num_ended = num_ended_.load(std::memory_order_relaxed);

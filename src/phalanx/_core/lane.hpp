@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "progress.hpp"
+#include "reporting.hpp"
 #include "ticket.hpp"
 
 namespace phalanx {
@@ -39,6 +40,8 @@ class Lane : public Tendable {
   void sweep();
 
  protected:
+  explicit Lane(Lines& lines) noexcept : reporting_(lines) {}
+
   // All with the lane held.
   //
   // Does what can be done without waiting; true when it did something and may have more to do at once. `now` is a time
@@ -48,13 +51,17 @@ class Lane : public Tendable {
   virtual bool advance_briefly(Clock::time_point now) = 0;
   // Ends the calls that can't be carried out any more, once advance() has nothing to do.
   virtual void check() = 0;
-  // When to advance again, although nothing has rung.
-  virtual Clock::time_point next_look(Clock::time_point now) const = 0;
   // Whether all who take part in a call of the lane, the next one if they have an order, have made it.
   virtual bool everybody_came() = 0;
   enum class News { some, none, interrupted };
-  // Waits for something to do: a while on the CPU, then asleep, 50 ms at most.
+  // Waits for something to do: a while on the CPU, then asleep, 50 ms at most. Not while a failure is reported.
   virtual News wait_for_news(Clock::time_point until) = 0;
+  // Breaks the group with what this rank has found, unless a failure is being reported already; then end_reported().
+  // Meanwhile advance() does nothing but go_on_reporting(), and check() nothing at all.
+  void report(Finding finding, Clock::time_point now);
+  bool go_on_reporting(Clock::time_point now);
+  // The group has a failure now: ends what fails by the report of this lane.
+  virtual void end_reported() = 0;
   // Lends the CPU for a while, for the progress thread; true when there is something to do, or the lane is wanted.
   virtual bool linger() = 0;
   // Announces that this rank sleeps. None: there is something to do.
@@ -85,7 +92,12 @@ class Lane : public Tendable {
   }
   void count_begin() noexcept { pending_.fetch_add(1, std::memory_order_seq_cst); }
 
+  Reporting reporting_;
+
  private:
+  // For whoever waits: news, or the next step of a report.
+  News wait_for_step(Clock::time_point until);
+
   std::timed_mutex free_;
   // The progress thread sleeps on the bell of this lane. Set with the lane held.
   std::atomic<bool> watched_{false};

@@ -57,6 +57,13 @@ Failure Member::end_of(int peer, const Doing& doing) const {
   return failure;
 }
 
+std::vector<Testimony> Member::testimonies() const {
+  std::vector<Testimony> all;
+  const std::uint32_t report = lines.report();
+  for (int rank = 0; rank < size(); ++rank) all.push_back(segment->testimony(report, rank));
+  return all;
+}
+
 void Member::blame(const Ticket& ticket, Result result) const {
   if (box && (result == Result::failed || result == Result::was_broken) && lines.failed()) {
     ticket.entry.blame(lines.failure());

@@ -43,6 +43,8 @@ struct Member {
   // Breaks the group, unless it is broken already, and ends all waits in it. Waits for another rank that reports a
   // failure.
   void abort(std::uint64_t seq, const std::string& reason);
+  // What the finder of the group's failure saw, by rank.
+  std::vector<Testimony> testimonies() const;
   // Writes down why a call fails, before it ends with this result.
   void blame(const Ticket& ticket, Result result) const;
 

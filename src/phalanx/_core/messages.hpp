@@ -20,7 +20,6 @@
 
 #include "lane.hpp"
 #include "member.hpp"
-#include "reporting.hpp"
 
 namespace phalanx {
 
@@ -38,7 +37,7 @@ class Messages : public Lane {
   // Moves no chunks of long messages.
   bool advance_briefly(Clock::time_point now) override { return go_on(now, 0); }
   void check() override;
-  Clock::time_point next_look(Clock::time_point now) const override { return reporting_.next_look(now); }
+  void end_reported() override;
   std::vector<int> missing(const Ticket& ticket) const override {
     return peers_of(static_cast<const MessageTicket&>(ticket));
   }
@@ -104,9 +103,6 @@ class Messages : public Lane {
 
   void end(const TicketPtr& ticket, Result result);
   void end_all(Result result);
-  // Breaks the group, unless that is under way already. Then the messages in `ending_` end.
-  void report(Finding finding, Clock::time_point now);
-  bool go_on_reporting(Clock::time_point now);
   // What is under way to and from the peer; a receive from anybody once it has a message.
   std::vector<TicketPtr> tickets_of(int peer) const;
   // The same, out of all lists.
@@ -125,9 +121,7 @@ class Messages : public Lane {
   const std::uint64_t chunk_bytes_;
   Patience patience_;
   DeathWatch deaths_;
-  // While a failure is reported no message makes a further step.
-  Reporting reporting_;
-  std::vector<std::pair<TicketPtr, Result>> ending_;  // those that end with it
+  std::vector<std::pair<TicketPtr, Result>> ending_;  // those that end with what is reported
   std::vector<Outgoing> out_;
   std::vector<Incoming> in_;
   std::list<TicketPtr> posted_;  // receives without a message, in the order in which they were made

@@ -122,6 +122,12 @@ std::shared_ptr<Peer> Peer::watch(const Identity& identity) {
   return peer;
 }
 
+std::vector<std::shared_ptr<Peer>> Peer::watch_all(const std::vector<Identity>& identities) {
+  std::vector<std::shared_ptr<Peer>> peers;
+  for (const Identity& identity : identities) peers.push_back(watch(identity));
+  return peers;
+}
+
 Peer::Peer(const Identity& identity, int pidfd, bool dead)
     : identity_(identity), pidfd_(pidfd), fate_(dead ? Fate::ended : Fate::alive) {}
 

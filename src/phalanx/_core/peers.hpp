@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "layout.hpp"
 
@@ -32,6 +33,8 @@ class Peer {
  public:
   // nullptr where it can't be watched: the system does not allow it, or it is this very process.
   static std::shared_ptr<Peer> watch(const Identity& identity);
+
+  static std::vector<std::shared_ptr<Peer>> watch_all(const std::vector<Identity>& identities);
 
   Peer(const Identity& identity, int pidfd, bool dead);
   ~Peer();

@@ -25,6 +25,9 @@ struct Finding {
 
 class Reporting {
  public:
+  // So often it is advanced while it can't be done at once.
+  static constexpr std::chrono::milliseconds kBetweenLooks{1};
+
   explicit Reporting(Lines& lines) noexcept : lines_(lines) {}
 
   void begin(Finding finding, Clock::time_point now);
@@ -44,7 +47,6 @@ class Reporting {
   void forget() noexcept { finding_.reset(); }
 
  private:
-  static constexpr std::chrono::milliseconds kBetweenLooks{1};
   bool report(Clock::time_point now);
 
   Lines& lines_;
