@@ -291,8 +291,21 @@ def writable(address: int, size: int) -> bool: ...
 def progress_error() -> int: ...
 def reduces(dtype: int, op: int) -> bool: ...
 def reduce_buffers(
-    dtype: int, op: int, dst: int, srcs: Sequence[int], count: int, factors: Sequence[float]
-) -> None: ...
+    dtype: int,
+    op: int,
+    dst: int,
+    srcs: Sequence[int],
+    count: int,
+    factors: Sequence[float],
+    carry_in: int = ...,
+    carry_out: int = ...,
+    num_srcs: int = ...,
+) -> None:
+    """
+    With a carry: one part of a reduction of `num_srcs` sources, whose running values go from part to part.
+    """
+
+def accumulator_size(dtype: int) -> int: ...
 
 class Tuning:
     @property

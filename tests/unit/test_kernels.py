@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 import subprocess
@@ -197,6 +198,94 @@ def test_dst_may_be_any_source(dtype: torch.dtype, op: int) -> None:
             assert_same(reduce(dtype, op, srcs, factors, dst=srcs[k]), wanted)
 
 
+def running_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a reduction of the dtype accumulates in."""
+    if dtype in SMALL_FLOATS:
+        return torch.float32
+    return torch.complex64 if dtype is torch.complex32 else dtype
+
+
+def carry_on(
+    dtype: torch.dtype, op: int, srcs: list[torch.Tensor], factors: list[float], cuts: list[int]
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The result of a reduction in parts, which begin at 0 and at these sources, and what each part carried on."""
+    count = srcs[0].numel()
+    dst = torch.empty_like(srcs[0])
+    carried: list[torch.Tensor] = []
+    for begin, end in itertools.pairwise([0, *cuts, len(srcs)]):
+        carry_in = carried[-1].data_ptr() if carried else 0
+        is_last = end == len(srcs) and len(carried) == len(cuts)
+        if not is_last:
+            carried.append(torch.empty(count, dtype=running_dtype(dtype)))
+        _native.reduce_buffers(
+            REDUCIBLE[dtype],
+            op,
+            dst.data_ptr() if is_last else 0,
+            [src.data_ptr() for src in srcs[begin:end]],
+            count,
+            factors[begin:end],
+            carry_in=carry_in,
+            carry_out=0 if is_last else carried[-1].data_ptr(),
+            num_srcs=len(srcs),
+        )
+    return dst, carried
+
+
+def test_accumulators_have_the_size_of_what_is_accumulated_in() -> None:
+    for dtype, code in REDUCIBLE.items():
+        assert _native.accumulator_size(code) == running_dtype(dtype).itemsize
+
+
+@each_kernel
+def test_parts_give_the_bits_of_the_whole(dtype: torch.dtype, op: int) -> None:
+    for num_srcs in (2, 3, 5, 9):
+        factors = factors_of(dtype, num_srcs)
+        for count in (1, 37, MAX_COUNT):
+            srcs = [src[:count] for src in sources(dtype)[:num_srcs]]
+            wanted = reduce(dtype, op, srcs, factors)
+            for k in range(1, num_srcs):
+                assert_same(carry_on(dtype, op, srcs, factors, [k])[0], wanted)
+
+
+@each_kernel
+def test_any_number_of_parts_gives_the_bits_of_the_whole(dtype: torch.dtype, op: int) -> None:
+    srcs = [src[:300] for src in sources(dtype)[:7]]
+    factors = factors_of(dtype, 7)
+    wanted = expected(dtype, op, srcs, factors)
+    # The last part may have no source of its own: it only rounds, and divides.
+    for cuts in ([1, 2, 3, 4, 5, 6], [2, 6], [5, 6], [7], [1, 7]):
+        assert_same(carry_on(dtype, op, srcs, factors, cuts)[0], wanted)
+    nothing = [src[:0] for src in srcs]
+    assert carry_on(dtype, op, nothing, factors, [3])[0].numel() == 0
+
+
+@each_kernel
+def test_running_values_are_not_rounded(dtype: torch.dtype, op: int) -> None:
+    """They are what the oracle has before its last step, and a part may replace those of the part before."""
+    srcs = [src[:300] for src in sources(dtype)[:5]]
+    factors = factors_of(dtype, 5)
+    wide = running_dtype(dtype)
+    before = [src.to(wide) for src in srcs]
+    # The sum, which AVG divides when it is complete.
+    wanted = expected(wide, SUM if op == AVG else op, before[:3], factors[:3])
+    _, carried = carry_on(dtype, op, srcs, factors, [2, 3])
+    assert_same(carried[1], wanted)
+    in_place = carried[0].clone()
+    address = in_place.data_ptr()
+    _native.reduce_buffers(
+        REDUCIBLE[dtype],
+        op,
+        0,
+        [srcs[2].data_ptr()],
+        300,
+        factors[2:3],
+        carry_in=address,
+        carry_out=address,
+        num_srcs=5,
+    )
+    assert_same(in_place, wanted)
+
+
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_writes_only_dst(data: st.DataObject) -> None:
@@ -317,6 +406,9 @@ def digests() -> dict[str, str]:
         for num_srcs in (1, 2, 3, 4, 6, MAX_SRCS):
             result = reduce(dtype, op, sources(dtype)[:num_srcs], factors_of(dtype, num_srcs))
             digest.update(canonical(result).numpy().tobytes())
+        result, carried = carry_on(dtype, op, sources(dtype), factors_of(dtype, MAX_SRCS), [1, 3, 8])
+        for tensor in (result, *carried):
+            digest.update(canonical(tensor).numpy().tobytes())
         found[f"{dtype} {REDUCE_OP_NAMES[op]}"] = digest.hexdigest()
     return found
 

@@ -48,15 +48,20 @@ Nonce to_nonce(const nb::bytes& bytes) {
 }
 
 void reduce_buffers(int dtype, int op, std::uint64_t dst, const Addresses& srcs, std::size_t count,
-                    const std::vector<double>& factors) {
+                    const std::vector<double>& factors, std::uint64_t carry_in, std::uint64_t carry_out,
+                    std::size_t num_srcs) {
   const ReduceFn kernel = kernel_of(dtype, op);
   if (kernel == nullptr) throw std::invalid_argument("no kernel for this dtype and reduce op");
   std::vector<const void*> sources;
   for (const std::uint64_t src : srcs) sources.push_back(reinterpret_cast<const void*>(src));
-  if (sources.empty() || factors.size() < sources.size())
-    throw std::invalid_argument("one factor a source, at least one source");
+  if ((sources.empty() && carry_in == 0) || factors.size() < sources.size())
+    throw std::invalid_argument("expected one factor per source, and at least one source or a carry");
+  const bool is_part = carry_in != 0 || carry_out != 0;
+  if (is_part && num_srcs < sources.size()) throw std::invalid_argument("expected the number of sources of all parts");
+  const Carry carry{reinterpret_cast<const void*>(carry_in), reinterpret_cast<void*>(carry_out), num_srcs};
   const WithoutGil without;
-  kernel(reinterpret_cast<void*>(dst), sources.data(), sources.size(), count, factors.data());
+  kernel(reinterpret_cast<void*>(dst), sources.data(), sources.size(), count, factors.data(),
+         is_part ? &carry : nullptr);
 }
 
 // What Python holds of the statistics: as MappedSegment.
@@ -111,7 +116,10 @@ NB_MODULE(_core_ext, m) {
       "address"_a, "size"_a);
   m.def("progress_error", [] { return progress().error(); });
   m.def("reduces", [](int dtype, int op) { return kernel_of(dtype, op) != nullptr; }, "dtype"_a, "op"_a);
-  m.def("reduce_buffers", &reduce_buffers, "dtype"_a, "op"_a, "dst"_a, "srcs"_a, "count"_a, "factors"_a);
+  m.def("reduce_buffers", &reduce_buffers, "dtype"_a, "op"_a, "dst"_a, "srcs"_a, "count"_a, "factors"_a,
+        "carry_in"_a = 0, "carry_out"_a = 0, "num_srcs"_a = 0,
+        "With a carry: one part of a reduction of `num_srcs` sources, whose running values go from part to part.");
+  m.def("accumulator_size", [](int dtype) { return accumulator_size(static_cast<DType>(dtype)); }, "dtype"_a);
 
   nb::class_<Tuning>(m, "Tuning")
       .def_rw("slot_bytes", &Tuning::slot_bytes)

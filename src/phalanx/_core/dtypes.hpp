@@ -100,4 +100,22 @@ constexpr std::size_t element_size(DType dtype) noexcept {
   return width != 0 ? width : 1;
 }
 
+// Bytes of one element while it is being reduced: 16- and 8-bit floats are accumulated as float32, complex32 as
+// complex64, every other dtype as itself.
+constexpr std::size_t accumulator_size(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::float16:
+    case DType::bfloat16:
+    case DType::float8_e4m3fn:
+    case DType::float8_e5m2:
+    case DType::float8_e4m3fnuz:
+    case DType::float8_e5m2fnuz:
+      return 4;
+    case DType::complex32:
+      return 8;
+    default:
+      return element_size(dtype);
+  }
+}
+
 }  // namespace phalanx

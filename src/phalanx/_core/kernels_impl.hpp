@@ -4,10 +4,13 @@
 // sees in both could come with AVX2 instructions and be called by the baseline. So everything is in an anonymous
 // namespace, and no function of the standard library is called.
 //
-// Two ways, one result:
+// Ways with one result:
 //   - a dtype that accumulates in itself and has up to kPassSources sources takes one pass over all elements;
 //   - else the elements go block by block. The sources of a pass are widened into a block each (or read in place),
-//     the accumulator is a block, and only the last pass writes dst: dst may be any of the sources.
+//     the accumulator is a block, and only the last pass writes dst: dst may be any of the sources;
+//   - a part of a reduction (Carry) goes block by block, too: its first pass resumes the accumulator of the part
+//   before,
+//     its last one may leave an accumulator.
 #pragma once
 
 #include <cstddef>
@@ -99,29 +102,50 @@ struct Widened {
 // One block of elements, in as many passes as the sources need. blocks[0] holds the accumulator between passes.
 template <class Access, class Rule, class T = typename Rule::Value, std::size_t kBlock>
 void reduce_block(void* dst, const void* const* srcs, std::size_t num_srcs, std::size_t begin, std::size_t count,
-                  const double* factors, T (*blocks)[kBlock]) {
+                  const double* factors, const Carry& carry, T (*blocks)[kBlock]) {
   const T* pass_srcs[kPassSources];
   double pass_factors[kPassSources];
   std::size_t filled = 0;
   std::size_t k = 0;
+  const auto resume = [&](const T* accumulator) {
+    pass_srcs[0] = accumulator;
+    pass_factors[0] = 1.0;
+    filled = 1;
+  };
+  if (carry.in != nullptr) resume(static_cast<const T*>(carry.in) + begin);
   while (true) {
     for (; filled < kPassSources && k < num_srcs; ++filled, ++k) {
       pass_srcs[filled] = Access::read(srcs[k], begin, count, blocks[filled % Access::kNumBlocks]);
       if constexpr (Rule::kHasFactors) pass_factors[filled] = factors[k];
     }
     if (k == num_srcs) break;
-    run_pass<typename Rule::Partial>(blocks[0], pass_srcs, filled, pass_factors, num_srcs, count);
-    pass_srcs[0] = blocks[0];
-    pass_factors[0] = 1.0;
-    filled = 1;
+    run_pass<typename Rule::Partial>(blocks[0], pass_srcs, filled, pass_factors, carry.num_srcs, count);
+    resume(blocks[0]);
+  }
+  if (carry.out != nullptr) {
+    T* out = static_cast<T*>(carry.out) + begin;
+    return run_pass<typename Rule::Partial>(out, pass_srcs, filled, pass_factors, carry.num_srcs, count);
   }
   T* result = Access::result(dst, begin, blocks[0]);
-  run_pass<Rule>(result, pass_srcs, filled, pass_factors, num_srcs, count);
+  run_pass<Rule>(result, pass_srcs, filled, pass_factors, carry.num_srcs, count);
   Access::write(dst, begin, count, result);
 }
 
 template <class Access, class Rule, class T = typename Rule::Value>
-void reduce(void* dst, const void* const* srcs, std::size_t num_srcs, std::size_t count, const double* factors) {
+[[gnu::noinline]] void reduce_blocks(void* dst, const void* const* srcs, std::size_t num_srcs, std::size_t count,
+                                     const double* factors, const Carry& carry) {
+  constexpr std::size_t kBlock = kBlockBytes / sizeof(T);
+  alignas(64) T blocks[Access::kNumBlocks][kBlock];
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    const std::size_t rest = count - begin;
+    reduce_block<Access, Rule>(dst, srcs, num_srcs, begin, rest < kBlock ? rest : kBlock, factors, carry, blocks);
+  }
+}
+
+template <class Access, class Rule, class T = typename Rule::Value>
+void reduce(void* dst, const void* const* srcs, std::size_t num_srcs, std::size_t count, const double* factors,
+            const Carry* carry) {
+  if (carry != nullptr) return reduce_blocks<Access, Rule>(dst, srcs, num_srcs, count, factors, *carry);
   if constexpr (!Access::kNeedsBlocks) {
     if (num_srcs <= kPassSources) {
       const T* pass_srcs[kPassSources];
@@ -129,18 +153,14 @@ void reduce(void* dst, const void* const* srcs, std::size_t num_srcs, std::size_
       return run_pass<Rule>(static_cast<T*>(dst), pass_srcs, num_srcs, factors, num_srcs, count);
     }
   }
-  constexpr std::size_t kBlock = kBlockBytes / sizeof(T);
-  alignas(64) T blocks[Access::kNumBlocks][kBlock];
-  for (std::size_t begin = 0; begin < count; begin += kBlock) {
-    const std::size_t rest = count - begin;
-    reduce_block<Access, Rule>(dst, srcs, num_srcs, begin, rest < kBlock ? rest : kBlock, factors, blocks);
-  }
+  reduce_blocks<Access, Rule>(dst, srcs, num_srcs, count, factors, {nullptr, nullptr, num_srcs});
 }
 
 // A kernel for elements that it sees as kParts elements of its own each.
 template <ReduceFn kKernel, std::size_t kParts>
-void reduce_parts(void* dst, const void* const* srcs, std::size_t num_srcs, std::size_t count, const double* factors) {
-  kKernel(dst, srcs, num_srcs, count * kParts, factors);
+void reduce_parts(void* dst, const void* const* srcs, std::size_t num_srcs, std::size_t count, const double* factors,
+                  const Carry* carry) {
+  kKernel(dst, srcs, num_srcs, count * kParts, factors, carry);
 }
 
 template <class Operation, class T>

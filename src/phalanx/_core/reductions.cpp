@@ -28,7 +28,7 @@ void reduce_into(const Call& call, std::byte* to, std::uint64_t bytes, const std
     sources[i] = peer == call.rank() ? own : source(peer);
     if (scaled) factors[i] = call.descriptor(peer).call.factor;
   }
-  call.kernel(to, sources.data(), size, bytes / element_size(call.request().dtype), factors.data());
+  call.kernel(to, sources.data(), size, bytes / element_size(call.request().dtype), factors.data(), nullptr);
 }
 
 void solo_reduce(Call& call) {
@@ -36,7 +36,7 @@ void solo_reduce(Call& call) {
   request.out.for_runs(0, 0, request.out.size(0), [&](std::byte* data, std::uint64_t run, std::uint64_t done) {
     request.in.read(0, done, run, data);
     const void* source = data;
-    call.kernel(data, &source, 1, run / element_size(request.dtype), &request.factor);
+    call.kernel(data, &source, 1, run / element_size(request.dtype), &request.factor, nullptr);
   });
 }
 
