@@ -433,6 +433,11 @@ class Pending:
 def main_thread_in_call() -> bool:
     """Whether the main thread waits in a call of ours."""
 
+    def poll(self) -> int:
+        """
+        The result so far, for one who asks instead of waiting: wakes the progress thread while it is pending.
+        """
+
 def next_completion(arg0: bool, arg1: bool, /) -> int: ...
 def leave_completions() -> None: ...
 def push_completion(arg: int, /) -> None: ...

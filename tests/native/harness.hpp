@@ -27,7 +27,7 @@ using namespace phalanx;
 
 // Longer than any call takes that is to succeed, on a slow and busy machine too.
 inline constexpr std::chrono::seconds kPatience{40};
-// As in bind_calls.cpp.
+// As in calling.hpp.
 inline constexpr std::chrono::milliseconds kBetweenLooks{50};
 inline constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 inline constexpr int kMostRanks = 8;
@@ -88,7 +88,7 @@ inline Result refusal(const Group& group) {
   return group.broken() ? Result::was_broken : Result::finished;
 }
 
-// Calls and messages as bind_calls.cpp makes them. A ticket that is refused has ended when it comes back.
+// Calls and messages as calling.cpp makes them. A ticket that is refused has ended when it comes back.
 template <class Fill>
 std::shared_ptr<CallTicket> start_call(Group& group, std::chrono::nanoseconds timeout, Handing handing, Fill&& fill) {
   auto ticket = std::make_shared<CallTicket>();
@@ -196,6 +196,8 @@ void run_black_box_cases(Tally& tally, std::uint64_t seed);                  // 
 // What failure cases say of what they found.
 void expect(Complaints& complaints, bool holds, const char* what);
 void expect_result(Complaints& complaints, Result found, std::initializer_list<Result> allowed, const char* what);
+void run_seat_cases(Tally& tally, int size, std::uint64_t seed);             // seats.cpp
+void run_calling_cases(Tally& tally, std::uint64_t seed);                    // calling.cpp
 void expect_failure(Complaints& complaints, const Failure& failure, FailureKind kind, std::uint64_t seq);
 // The ranks that were waited for when a timeout ran out.
 std::vector<int> missing_in(const Failure& failure);

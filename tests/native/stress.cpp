@@ -47,6 +47,7 @@ int main(int argc, char** argv) {
   std::atomic<bool> ended{false};
   std::thread watchdog([&] { watch(tally, ended); });
   for (std::uint64_t round = 0; round < rounds && tally.num_failed() == 0; ++round) {
+    stress::run_calling_cases(tally, stress::mix(seed, round));
     stress::run_handing_over_cases(tally, stress::mix(seed, round));
     stress::run_reporting_cases(tally, stress::mix(seed, round));
     stress::run_agreement_cases(tally, stress::mix(seed, round));

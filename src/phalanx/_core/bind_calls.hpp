@@ -1,21 +1,15 @@
-// The calls of a group, for Python.
+// The calls of a group, for Python: the engine of calling.hpp with Python's GIL, signals and objects.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 #include <memory>
 
-#include "group.hpp"
+#include "calling.hpp"
 
 namespace phalanx {
 
 void bind_calls(nanobind::module_& module, nanobind::class_<Group>& group);
-
-// What became of a call; its seq, or 0 where it was not handed over.
-struct Outcome {
-  Result result;
-  std::uint64_t seq;
-};
 
 // A call that was begun, or could not be. While it is `pending`, the object is what Python waits with.
 struct Started {
@@ -25,7 +19,6 @@ struct Started {
 
 // With the GIL held, which is given up while the core moves bytes or waits. The ticket has its request, or its message;
 // everything else is set here. `kept` is what keeps the memory of the call until the call has ended.
-std::shared_ptr<CallTicket> ticket_of_thread();
 Outcome run_call(Group& group, const std::shared_ptr<CallTicket>& ticket, double timeout);
 Started start_call(Group& group, std::shared_ptr<CallTicket> ticket, double timeout, nanobind::object kept);
 Started start_message(Group& group, std::shared_ptr<MessageTicket> ticket, double timeout, nanobind::object kept);

@@ -85,14 +85,14 @@ Clock::time_point slow_at(Clock::time_point beginning) {
   return after > Clock::time_point::max() - beginning ? Clock::time_point::max() : beginning + after;
 }
 
-void tell_slow(std::uint64_t token, Op op, std::uint64_t seq, const std::vector<int>& missing) {
+void tell_slow(const WaitingCall& call) {
   if (!slow().tell.is_valid() || slow().tell.is_none()) return;
-  call_python([&] { slow().tell(token, static_cast<int>(op), seq, missing); });
+  call_python([&] { slow().tell(call.group, static_cast<int>(call.op), call.seq, call.missing); });
 }
 
-void tell_refused(std::uint64_t token, Op op, std::uint64_t seq, std::uint32_t tag, const std::vector<int>& missing) {
+void tell_refused(const WaitingCall& call) {
   if (!slow().tell_refused.is_valid() || slow().tell_refused.is_none()) return;
-  call_python([&] { slow().tell_refused(token, static_cast<int>(op), seq, tag, missing); });
+  call_python([&] { slow().tell_refused(call.group, static_cast<int>(call.op), call.seq, call.tag, call.missing); });
 }
 
 void bind_debug(nb::module_& module, nb::class_<Group>& group) {

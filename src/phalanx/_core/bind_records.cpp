@@ -20,8 +20,8 @@ BoxCall record_of(const Group& group, const Description& call, double timeout, C
   return record;
 }
 
-// Where the program makes the call, how it came there, and who moves its bytes.
-const Location* place(Group& group, Description& call, bool is_async) {
+// Notes where the program makes the call, how it came there, and who moves its bytes.
+const Location* note_origin(Group& group, Description& call, bool is_async) {
   const Origin origin = origin_of_call();
   call.engine = Engine::shm;
   if (call.dtype != DType::none) call.device = Device::cpu;
@@ -32,9 +32,9 @@ const Location* place(Group& group, Description& call, bool is_async) {
 
 }  // namespace
 
-void describe(Group& group, CallTicket& ticket, double timeout, bool is_async) {
+void record_call(Group& group, CallTicket& ticket, double timeout, bool is_async) {
   Request& request = ticket.request;
-  request.location = place(group, request, is_async);
+  request.location = note_origin(group, request, is_async);
   const auto& box = group.member().box;
   if (!box) return;
   BoxCall record = record_of(group, request, timeout, ticket.made);
@@ -43,8 +43,8 @@ void describe(Group& group, CallTicket& ticket, double timeout, bool is_async) {
   ticket.entry = box->begin(record);
 }
 
-void describe(Group& group, MessageTicket& ticket, double timeout) {
-  ticket.location = place(group, ticket.call, true);
+void record_call(Group& group, MessageTicket& ticket, double timeout) {
+  ticket.location = note_origin(group, ticket.call, true);
   const auto& box = group.member().box;
   if (!box) return;
   BoxCall record = record_of(group, ticket.call, timeout, ticket.made);

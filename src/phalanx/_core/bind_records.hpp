@@ -7,8 +7,9 @@
 
 namespace phalanx {
 
-// Where the call comes from. With the GIL held, before the ticket is handed over.
-void describe(Group& group, CallTicket& ticket, double timeout, bool is_async);
-void describe(Group& group, MessageTicket& ticket, double timeout);
+// Writes down where the call comes from, for peers and in the black box. With the GIL held, before the ticket is handed
+// over.
+void record_call(Group& group, CallTicket& ticket, double timeout, bool is_async);
+void record_call(Group& group, MessageTicket& ticket, double timeout);
 
 }  // namespace phalanx

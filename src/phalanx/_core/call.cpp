@@ -213,7 +213,7 @@ bool Call::verify(int peer, std::uint64_t seq) noexcept {
   if (!is_for(their_word, seq)) their_word = theirs[seq % kRing].load(std::memory_order_relaxed);
   const std::uint64_t my_word = mine[seq % kRing].load(std::memory_order_relaxed);
   if (agree(their_word, my_word)) {
-    if (their_word != my_word && seq == seq_) note_shapes(peer);
+    if (their_word != my_word && seq == seq_) note_shapes(segment_.rank_at(peer));
     verified = seq;
     return true;
   }
@@ -223,7 +223,7 @@ bool Call::verify(int peer, std::uint64_t seq) noexcept {
     const std::uint64_t word = theirs[first % kRing].load(std::memory_order_relaxed);
     if (is_for(word, first) && !agree(word, mine[first % kRing].load(std::memory_order_relaxed))) break;
   }
-  fail({peer, first, {}});
+  fail({segment_.rank_at(peer), first, {}});
   return false;
 }
 

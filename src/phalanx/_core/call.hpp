@@ -88,7 +88,7 @@ class Call {
   // From any thread.
   std::uint64_t seq() const noexcept { return seq_.load(std::memory_order_relaxed); }
 
-  // For the steps of the ops.
+  // For the steps of the ops, which speak of ranks.
   const Request& request() const noexcept { return *request_; }
   int rank() const noexcept { return lines_.rank(); }
   int size() const noexcept { return lines_.size(); }
@@ -129,7 +129,7 @@ class Call {
   // Whether nobody is about to make the call of this seq.
   bool is_complete(std::uint64_t seq) const noexcept;
   void note_shapes(int peer) noexcept;
-  void describe() noexcept;
+  void write_descriptor() noexcept;
   std::uint64_t result_hash() const noexcept;
   bool step();
   Advance go_on();

@@ -131,7 +131,7 @@ std::shared_ptr<CallTicket> CallQueue::find_late(Clock::time_point now) {
   return nullptr;
 }
 
-void CallQueue::check() {
+void CallQueue::fail_stuck_calls() {
   if (member_->has_left()) {
     reporting_.end_now(Clock::now());
     failed_.reset();

@@ -35,7 +35,7 @@ class CallQueue : public Lane {
   bool advance(Clock::time_point now) override { return go_on(now, false); }
   // At most one short call that is at the head of the queue.
   bool advance_briefly(Clock::time_point now) override { return go_on(now, true); }
-  void check() override;
+  void fail_stuck_calls() override;
   void end_reported() override { fail(std::exchange(failed_, nullptr)); }
   // A call that has not begun waits for those whom the one before it waits for.
   std::vector<int> missing(const Ticket&) const override;

@@ -53,7 +53,7 @@ Result Lane::wait(const Ticket& ticket, Clock::time_point until) {
       now = Clock::now();
       // However much there is to do for others: this ticket's peers may be gone, or its time be up.
       if (news != News::some || now >= next_check) {
-        check();
+        fail_stuck_calls();
         next_check = now + kLongestSleep;
       }
       goes_on = news != News::interrupted && now < until;
@@ -117,7 +117,7 @@ Lane::Tended Lane::tend(bool urgent, Sleep& sleep) {
     more = advance(Clock::now());
   }
   if (!more) {
-    check();
+    fail_stuck_calls();
     if (!idle()) {
       const std::optional<Bell> bell = arm();
       more = !bell;
@@ -137,7 +137,7 @@ Lane::Rest Lane::drain(Clock::time_point until) {
   for (bool goes_on = true; goes_on && !idle() && acquire(until); goes_on = Clock::now() < until) {
     stop_watching();
     const News news = advance(Clock::now()) ? News::some : wait_for_step(until);
-    if (news != News::some) check();
+    if (news != News::some) fail_stuck_calls();
     everybody = !idle() && everybody_came();
     const std::uint64_t num_ended = num_ended_.load(std::memory_order_relaxed);
     ended = std::exchange(num_drained_, num_ended) != num_ended || ended;
@@ -152,7 +152,7 @@ void Lane::sweep() {
   wake_holder();
   if (!acquire(Clock::now() + kLongestSweep)) return;
   stop_watching();
-  check();
+  fail_stuck_calls();
   free_.unlock();
 }
 

@@ -49,15 +49,16 @@ class Lane : public Tendable {
   virtual bool advance(Clock::time_point now) = 0;
   // The same for a thread that hands over a call: leaves out the steps of calls that take long.
   virtual bool advance_briefly(Clock::time_point now) = 0;
-  // Ends the calls that can't be carried out any more, once advance() has nothing to do.
-  virtual void check() = 0;
+  // Ends the calls that can't be carried out any more, once advance() has nothing to do: a peer is gone, the time is
+  // up, or the group has failed. Breaks the group where that is news to it.
+  virtual void fail_stuck_calls() = 0;
   // Whether all who take part in a call of the lane, the next one if they have an order, have made it.
   virtual bool everybody_came() = 0;
   enum class News { some, none, interrupted };
   // Waits for something to do: a while on the CPU, then asleep, 50 ms at most. Not while a failure is reported.
   virtual News wait_for_news(Clock::time_point until) = 0;
   // Breaks the group with what this rank has found, unless a failure is being reported already; then end_reported().
-  // Meanwhile advance() does nothing but go_on_reporting(), and check() nothing at all.
+  // Meanwhile advance() does nothing but go_on_reporting(), and fail_stuck_calls() nothing at all.
   void report(Finding finding, Clock::time_point now);
   bool go_on_reporting(Clock::time_point now);
   // The group has a failure now: ends what fails by the report of this lane.

@@ -36,7 +36,7 @@ class Messages : public Lane {
   bool advance(Clock::time_point now) override { return go_on(now, kChunksAtOnce); }
   // Moves no chunks of long messages.
   bool advance_briefly(Clock::time_point now) override { return go_on(now, 0); }
-  void check() override;
+  void fail_stuck_calls() override;
   void end_reported() override;
   std::vector<int> missing(const Ticket& ticket) const override {
     return peers_of(static_cast<const MessageTicket&>(ticket));

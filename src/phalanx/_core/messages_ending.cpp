@@ -93,7 +93,7 @@ std::set<std::uint32_t> Messages::tags_from(const std::vector<int>& peers) const
   return tags;
 }
 
-void Messages::check() {
+void Messages::fail_stuck_calls() {
   if (member_->has_left()) {
     reporting_.end_now(Clock::now());
     for (const auto& [ticket, result] : std::exchange(ending_, {})) end(ticket, Result::left);

@@ -68,7 +68,7 @@ class ShmPending:
 
     @property
     def ended(self) -> bool:
-        return self._native.result != _PENDING
+        return self._native.poll() != _PENDING
 
     @property
     def is_over(self) -> bool:
@@ -180,6 +180,9 @@ class _Over:
         return True
 
     def wait(self, timeout: float) -> int:
+        return self.result
+
+    def poll(self) -> int:
         return self.result
 
     def notify(self, token: int) -> bool:
