@@ -1,7 +1,7 @@
 """How `pytest -n` spreads the tests: a file stays on one worker, long files begin first.
 
-The contract suite's files are cut in two, one part per transport: what they start they start once per transport. Both
-parts ask the same oracle, which computes an answer once if the second part comes later.
+The contract suite's files are cut into parts, one per transport: what they start they start once per transport. All
+parts ask the same oracle, which computes an answer once if the other parts come later.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _LONGEST = [
     "integration/test_kills.py",
     "unit/test_autoload.py",
     "contract/test_messages.py shm",
+    "contract/test_contract.py seats",
+    "contract/test_messages.py seats",
     "integration/test_ddp.py",
     "unit/test_on_torch.py",
     "integration/test_exits.py",
@@ -48,7 +50,7 @@ _PLACES = {part: place for place, part in enumerate(_LONGEST)}
 def part_of(nodeid: str) -> str:
     """What stays on one worker."""
     file, _, test = nodeid.removeprefix("tests/").partition("::")
-    transport = re.search(r"\[(shm|threads)\b", test) if file.startswith("contract/") else None
+    transport = re.search(r"\[(shm|threads|seats)\b", test) if file.startswith("contract/") else None
     return f"{file} {transport[1]}" if transport else file
 
 

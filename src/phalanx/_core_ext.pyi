@@ -345,15 +345,23 @@ def tuning_for(ranks: int, cpus: int) -> Tuning: ...
 
 class Segment:
     @staticmethod
-    def create_memfd(size: int, tuning: Tuning, nonce: bytes) -> Segment: ...
+    def create_memfd(size: int, tuning: Tuning, nonce: bytes, ranks: Sequence[int] | None = ...) -> Segment:
+        """`ranks` has the rank of each seat."""
+
     @staticmethod
-    def create_file(path: str, size: int, tuning: Tuning, nonce: bytes) -> Segment: ...
+    def create_file(path: str, size: int, tuning: Tuning, nonce: bytes, ranks: Sequence[int] | None = ...) -> Segment:
+        """The same."""
+
     @staticmethod
     def open(path: str, nonce: bytes, size: int) -> Segment: ...
     @property
     def fd(self) -> int: ...
     @property
     def tuning(self) -> Tuning: ...
+    @property
+    def ranks(self) -> list[int]:
+        """By seat."""
+
     def close_fd(self) -> None: ...
 
 def own_identity() -> tuple[int, int]: ...
@@ -389,6 +397,10 @@ class Group:
     @property
     def statistics(self) -> Statistics: ...
     @property
+    def ranks(self) -> list[int]:
+        """The rank of each seat in the segment."""
+
+    @property
     def forked(self) -> bool: ...
     @property
     def broken(self) -> bool: ...
@@ -421,6 +433,11 @@ class Pending:
     def wait(self, arg: float, /) -> int: ...
     def missing(self) -> list[int]: ...
     def notify(self, arg: int, /) -> bool: ...
+    def poll(self) -> int:
+        """
+        The result so far, for one who asks instead of waiting: wakes the progress thread while it is pending.
+        """
+
     @property
     def result(self) -> int: ...
     @property
@@ -432,11 +449,6 @@ class Pending:
 
 def main_thread_in_call() -> bool:
     """Whether the main thread waits in a call of ours."""
-
-    def poll(self) -> int:
-        """
-        The result so far, for one who asks instead of waiting: wakes the progress thread while it is pending.
-        """
 
 def next_completion(arg0: bool, arg1: bool, /) -> int: ...
 def leave_completions() -> None: ...

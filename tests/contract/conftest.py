@@ -14,12 +14,21 @@ from contract_pool import GROUPS, Pool, ThreadsPool
 _SLICE = {"transport": "shm", "group": "world of 2"}
 
 
+# What runs where ranks have the seats of others.
+_WITH_OTHER_SEATS = ("world of 3", "world of 4", None)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("PHALANX_CONTRACT") != "slice":
-        return
-    left_out = [item for item in items if Path(__file__).parent in item.path.parents and not _is_in_slice(item)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    chosen = _is_in_slice if os.environ.get("PHALANX_CONTRACT") == "slice" else _is_chosen
+    left_out = {id(item) for item in items if Path(__file__).parent in item.path.parents and not chosen(item)}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) in left_out])
+    items[:] = [item for item in items if id(item) not in left_out]
+
+
+def _is_chosen(item: pytest.Item) -> bool:
+    call = getattr(item, "callspec", None)
+    params = {} if call is None else call.params
+    return params.get("transport") != "seats" or params.get("group") in _WITH_OTHER_SEATS
 
 
 def _is_in_slice(item: pytest.Item) -> bool:
@@ -45,7 +54,8 @@ class Pools:
             if self._transport == "threads":
                 self._pool = ThreadsPool(world_size, folder, self._answers)
             else:
-                self._pool = Pool(world_size, "phalanx", folder, self._answers)
+                moves_seats = self._transport == "seats"
+                self._pool = Pool(world_size, "phalanx", folder, self._answers, moves_seats=moves_seats)
         return self._pool
 
     def close(self) -> None:
@@ -54,8 +64,9 @@ class Pools:
             pool.close()
 
 
-@pytest.fixture(scope="session", params=["shm", "threads"])
+@pytest.fixture(scope="session", params=["shm", "threads", "seats"])
 def transport(request: pytest.FixtureRequest) -> str:
+    """`seats`: shm, with every rank in the seat of another one."""
     name: str = request.param
     return name
 

@@ -24,8 +24,9 @@ import torch.distributed as dist
 
 import phalanx.testing as pt
 from forking import context
+from phalanx.transports import segments
 
-__all__ = ["GROUPS", "Member", "Pool", "PoolError", "ThreadsPool", "groups_of"]
+__all__ = ["GROUPS", "Member", "Pool", "PoolError", "ThreadsPool", "groups_of", "moved_on"]
 
 # name -> (world size, ranks of the group in the world or None for all)
 GROUPS: dict[str, tuple[int, list[int] | None]] = {
@@ -48,6 +49,11 @@ BESIDE: dict[str, tuple[int, list[int] | None]] = {
 ANSWER_SECONDS = 90.0
 # Before the pool gives up, so that it can show where the process was.
 TRACEBACK_SECONDS = ANSWER_SECONDS - 5
+
+
+def moved_on(size: int) -> list[int]:
+    """The rank of each seat: no rank has the seat of its own number, and no two of three or more have swapped."""
+    return [*range(1, size), 0]
 
 
 class PoolError(AssertionError):
@@ -97,9 +103,11 @@ class Member:
 
 
 class Pool:
-    """The processes of one world. With `backend=None` they join no group."""
+    """The processes of one world. With `backend=None` they join no group. `moves_seats`: seats are not ranks there."""
 
-    def __init__(self, world_size: int, backend: str | None, folder: Path, answers: Path) -> None:
+    def __init__(
+        self, world_size: int, backend: str | None, folder: Path, answers: Path, *, moves_seats: bool = False
+    ) -> None:
         self.world_size = world_size
         self.usable = True
         self._folder = folder
@@ -109,7 +117,7 @@ class Pool:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(theirs, rank, world_size, backend, folder, answers),
+                args=(theirs, rank, world_size, backend, folder, answers, moves_seats),
                 name=f"rank {rank} of {world_size}",
                 daemon=True,
             )
@@ -219,8 +227,11 @@ def _serve(
     backend: str | None,
     folder: Path,
     answers: Path,
+    moves_seats: bool,
 ) -> None:
     torch.set_num_threads(1)
+    if moves_seats:
+        segments.ranks_by_seat = moved_on
     stacks = (folder / f"rank{rank}.stacks").open("w")
     faulthandler.enable(stacks)
     try:

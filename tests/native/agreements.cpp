@@ -36,7 +36,7 @@ struct Posters {
   explicit Posters(int size) {
     Tuning tuning = tuning_for(size, size);
     tuning.purpose = Purpose::posting;
-    segment = std::make_shared<Segment>(Segment::create_private(size, tuning));
+    segment = make_segment(size, tuning);
     for (int rank = 0; rank < size; ++rank) {
       auto member = std::make_shared<Member>(segment, rank);
       ranks.push_back(std::make_shared<Agreement>(member, [this] { num_told.fetch_add(1); }));
@@ -48,7 +48,9 @@ struct Posters {
     for (const auto& rank : ranks) progress().remove(rank);
   }
   Agreement& operator[](int rank) { return *ranks[static_cast<std::size_t>(rank)]; }
-  const Testimony& testimony(int rank) { return segment->testimony(ranks.front()->member().lines.report(), rank); }
+  const Testimony& testimony(int rank) {
+    return segment->testimony(ranks.front()->member().lines.report(), segment->seat_of(rank));
+  }
   // Every rank is told, although none of them does anything.
   void wait_until_told() const { wait_until(num_told, static_cast<int>(ranks.size())); }
 
@@ -125,7 +127,7 @@ Complaints all_at_once(int size, Random& random) {
   Tuning tuning = tuning_for(size, size);
   tuning.purpose = Purpose::posting;
   std::vector<Segment> segments;
-  for (int round = 0; round < kRounds; ++round) segments.push_back(Segment::create_private(size, tuning));
+  for (int round = 0; round < kRounds; ++round) segments.push_back(Segment::create_private(permuted(size), tuning));
   std::vector<std::vector<char>> found(static_cast<std::size_t>(size), std::vector<char>(kRounds, 0));
   std::vector<std::atomic<int>> num_ready(kRounds);
   const std::uint64_t odd = random.next();

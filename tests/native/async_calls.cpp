@@ -84,7 +84,7 @@ Complaints calls_in_flight(int size, Random& random, Mixture mixture) {
   const std::uint64_t seed = random.next();
   const std::uint64_t num_calls = mixture == Mixture::all_ops ? kCallsAWorld : kCallsAWorld / 4;
   Notices notices(num_calls * unsigned_of(size));
-  const auto segment = std::make_shared<Segment>(Segment::create_private(size, tuning));
+  const auto segment = make_segment(size, tuning);
   Complaints complaints = on_ranks(all_ranks(size), [&](int rank, Complaints& mine) {
     Group group(segment, rank);
     Random own(mix(seed, unsigned_of(rank)));
@@ -120,7 +120,7 @@ Complaints groups_in_any_order(int size, Random& random) {
   const std::uint64_t seed = random.next();
   std::vector<std::shared_ptr<Segment>> segments;
   for (int i = 0; i < num_groups; ++i) {
-    segments.push_back(std::make_shared<Segment>(Segment::create_private(size, tuning)));
+    segments.push_back(make_segment(size, tuning));
   }
   return on_ranks(all_ranks(size), [&](int rank, Complaints& mine) {
     Random own(mix(seed, unsigned_of(rank)));
@@ -236,7 +236,7 @@ Complaints short_lives(int size, Random& random) {
   const std::uint64_t seed = random.next();
   std::vector<std::shared_ptr<Segment>> segments;
   for (std::uint64_t i = 0; i < kLives; ++i) {
-    segments.push_back(std::make_shared<Segment>(Segment::create_private(size, tuning)));
+    segments.push_back(make_segment(size, tuning));
   }
   std::atomic<int> ended{0};
   const auto live = [&](std::uint64_t i, int rank, Random& own, Complaints& mine) {

@@ -93,7 +93,7 @@ void agree(Group& group, std::uint64_t num, Complaints& complaints) {
 // Until these ranks have arrived in the next call. Works before the first tick only, where ticks are calls.
 void wait_arrived(const Segment& segment, const std::vector<int>& ranks) {
   for (const int rank : ranks) {
-    const auto& staged = segment.control(rank).counters[static_cast<std::size_t>(Counter::staged)];
+    const auto& staged = segment.control(segment.seat_of(rank)).counters[static_cast<std::size_t>(Counter::staged)];
     while (staged.load(std::memory_order_relaxed) == 0) std::this_thread::yield();
   }
 }
@@ -128,7 +128,7 @@ Complaints mismatch(int size, Random& random, const Shape& common, const Shape& 
   expect_failure(complaints, failure, FailureKind::mismatch, before + 1);
   expect(complaints, failure.rank == odd || failure.peer == odd, "the odd rank to be named");
   for (const int rank : {failure.rank, failure.peer}) {
-    const Testimony& seen = world.segment->testimony(world[0].member().lines.report(), rank);
+    const Testimony& seen = world.testimony(rank);
     const Op op = rank == odd ? odd_shape.op : common.op;
     expect(complaints, seen.call.seq == before + 1 && seen.call.description.op == op, "what the two ranks had called");
     expect(complaints, seen.completed.seq == before, "the last call that the two ranks had completed");
@@ -151,7 +151,7 @@ Complaints held_up_report(int size, Random& random, std::uint32_t others) {
   const Failure failure = world[0].failure();
   expect_failure(complaints, failure, FailureKind::mismatch, 1);
   for (const int rank : {failure.rank, failure.peer}) {
-    const Testimony& seen = world.segment->testimony(world[0].member().lines.report(), rank);
+    const Testimony& seen = world.testimony(rank);
     expect(complaints, seen.call.seq == 1, "what the two ranks had called");
   }
   return complaints;

@@ -56,8 +56,8 @@ struct TwoCalls {
 
 // A short call behind a long one: its caller does nothing for the long one.
 Complaints behind_a_long_call(Random&) {
-  const auto segment = std::make_shared<Segment>(Segment::create_private(2, small_chunks()));
-  const auto num_staged = [&](int rank) { return segment->control(rank).counters[0].load(); };
+  const auto segment = make_segment(2, small_chunks());
+  const auto num_staged = [&](int rank) { return segment->control(segment->seat_of(rank)).counters[0].load(); };
   TwoCalls first(segment, 0), second(segment, 1);
   Complaints complaints;
   first.calls.submit(first.long_call, Handing::later);
@@ -77,11 +77,12 @@ Complaints behind_a_long_call(Random&) {
 
 // A short call that nothing is before: its caller does this rank's part at once.
 Complaints behind_nothing(Random&) {
-  const auto segment = std::make_shared<Segment>(Segment::create_private(2, small_chunks()));
+  const auto segment = make_segment(2, small_chunks());
   TwoCalls first(segment, 0), second(segment, 1);
   Complaints complaints;
   first.calls.submit(first.short_call, Handing::at_once);
-  expect(complaints, segment->control(0).counters[0].load() == 1, "a short call to begin when it is handed over");
+  expect(complaints, segment->control(segment->seat_of(0)).counters[0].load() == 1,
+         "a short call to begin when it is handed over");
   second.calls.submit(second.short_call, Handing::at_once);
   expect_result(complaints, second.short_call->result(), {Result::finished}, "the last rank's call");
   expect_result(complaints, wait_for(first.calls, *first.short_call), {Result::finished}, "the first rank's call");
@@ -102,12 +103,12 @@ std::shared_ptr<MessageTicket> message_of(bool sends, int peer, std::uint32_t ta
 
 // A short message behind a long one that the receiver has asked for: its sender moves nothing of the long one.
 Complaints behind_a_long_message(Random&) {
-  const auto segment = std::make_shared<Segment>(Segment::create_private(2, small_chunks()));
+  const auto segment = make_segment(2, small_chunks());
   Messages sender(std::make_shared<Member>(segment, 0)), receiver(std::make_shared<Member>(segment, 1));
   Bytes from(kLong, std::byte{7}), to(kLong), short_from(8, std::byte{3}), short_to(8);
   const auto send = message_of(true, 1, 0, from), receive = message_of(false, 0, 0, to);
   const auto short_send = message_of(true, 1, 1, short_from), short_receive = message_of(false, 0, 1, short_to);
-  const ChannelLines& lines = segment->channel_lines(0, 1);
+  const ChannelLines& lines = segment->channel_lines(segment->seat_of(0), segment->seat_of(1));
   Complaints complaints;
   sender.submit(send);
   receiver.submit(receive);
@@ -141,7 +142,7 @@ class WatchedQueue : public CallQueue {
 
 // A thread waits in the lane, and another one asks who is missing.
 Complaints missing_while_one_waits(Random&) {
-  const auto segment = std::make_shared<Segment>(Segment::create_private(3, small_chunks()));
+  const auto segment = make_segment(3, small_chunks());
   WatchedQueue calls(std::make_shared<Member>(segment, 0));
   CallQueue others[] = {CallQueue(std::make_shared<Member>(segment, 1)),
                         CallQueue(std::make_shared<Member>(segment, 2))};

@@ -39,8 +39,17 @@ const Location& place_of(int rank) {
   return places[static_cast<std::size_t>(rank)];
 }
 
-World::World(int size, const Tuning& tuning)
-    : segment(std::make_shared<Segment>(Segment::create_private(size, tuning))) {
+Seating permuted(int size) {
+  std::vector<std::int32_t> ranks;
+  for (int seat = 0; seat < size; ++seat) ranks.push_back((seat + 1) % size);
+  return Seating::of(ranks).value();
+}
+
+std::shared_ptr<Segment> make_segment(int size, const Tuning& tuning) {
+  return std::make_shared<Segment>(Segment::create_private(permuted(size), tuning));
+}
+
+World::World(int size, const Tuning& tuning) : segment(make_segment(size, tuning)) {
   for (int rank = 0; rank < size; ++rank) {
     groups.push_back(std::make_unique<Group>(segment, rank));
     // Once, as several threads of a rank may call later.

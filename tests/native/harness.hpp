@@ -1,5 +1,6 @@
-// What the parts of the native stress test share: ranks as threads over one mapping, calls as bind_calls.cpp makes
-// them, random numbers that every rank draws alike, and the tally.
+// What the parts of the native stress test share: ranks as threads over one mapping, in seats of other numbers; calls
+// as calling.cpp makes them, but with a choice of who goes on with them; random numbers that every rank draws alike,
+// and the tally.
 //
 // Ranks of a world share nothing but its segment while they run: a lock or a counter of the test's own between their
 // calls would order what the core must order, and hide a race from the thread sanitizer. The progress thread, which
@@ -66,11 +67,19 @@ const Location& place_of(int rank);
 // What went wrong; empty where nothing did.
 using Complaints = std::vector<std::string>;
 
+// No rank has the seat of its own number, and seat_of() is not rank_at(), as far as the size allows.
+Seating permuted(int size);
+std::shared_ptr<Segment> make_segment(int size, const Tuning& tuning);
+
 // A segment and a group for each rank.
 struct World {
   World(int size, const Tuning& tuning);
   Group& operator[](int rank) { return *groups[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(groups.size()); }
+  // What the report of the group's failure says of a rank.
+  const Testimony& testimony(int rank) {
+    return segment->testimony(groups.front()->member().lines.report(), segment->seat_of(rank));
+  }
 
   std::shared_ptr<Segment> segment;
   std::vector<std::unique_ptr<Group>> groups;
@@ -187,6 +196,8 @@ void run_message_cases(Tally& tally, int size, std::uint64_t seed);          // 
 void run_failure_cases(Tally& tally, int size, std::uint64_t seed);          // failures.cpp
 void run_pending_failure_cases(Tally& tally, int size, std::uint64_t seed);  // pending_failures.cpp
 void run_refusal_cases(Tally& tally, int size, std::uint64_t seed);          // refusals.cpp
+void run_seat_cases(Tally& tally, int size, std::uint64_t seed);             // seats.cpp
+void run_calling_cases(Tally& tally, std::uint64_t seed);                    // calling.cpp
 void run_statistics_cases(Tally& tally, int size, std::uint64_t seed);       // statistics.cpp
 void run_handing_over_cases(Tally& tally, std::uint64_t seed);               // handing_over.cpp
 void run_reporting_cases(Tally& tally, std::uint64_t seed);                  // reporting.cpp
@@ -196,8 +207,6 @@ void run_black_box_cases(Tally& tally, std::uint64_t seed);                  // 
 // What failure cases say of what they found.
 void expect(Complaints& complaints, bool holds, const char* what);
 void expect_result(Complaints& complaints, Result found, std::initializer_list<Result> allowed, const char* what);
-void run_seat_cases(Tally& tally, int size, std::uint64_t seed);             // seats.cpp
-void run_calling_cases(Tally& tally, std::uint64_t seed);                    // calling.cpp
 void expect_failure(Complaints& complaints, const Failure& failure, FailureKind kind, std::uint64_t seq);
 // The ranks that were waited for when a timeout ran out.
 std::vector<int> missing_in(const Failure& failure);

@@ -35,7 +35,7 @@ Complaints check_random_calls(int size, std::uint64_t seed, Mixture mixture) {
   Random random(seed);
   Tuning tuning = random_tuning(random);
   if (mixture == Mixture::long_reductions) tuning.chunk_bytes = 256;
-  const auto segment = std::make_shared<Segment>(Segment::create_private(size, tuning));
+  const auto segment = make_segment(size, tuning);
   return on_ranks(all_ranks(size), [&](int rank, Complaints& complaints) {
     // Made and unmade by its thread: a rank that is through leaves while its peers still work.
     Group group(segment, rank);

@@ -73,7 +73,7 @@ Complaints mismatch_after_refusal(int size, Random& random) {
     if (rank == odd) group.refusals().refuse_call(text);
     const Result result = run_barrier(group, rank == odd ? 1 : 0);
     expect_result(mine, result, {Result::failed}, "the call that does not match");
-    const Testimony& found = world.segment->testimony(group.member().lines.report(), odd);
+    const Testimony& found = world.testimony(odd);
     expect(mine, found.refused == text, "the report does not have the note");
   });
 }

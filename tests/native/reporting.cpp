@@ -57,10 +57,7 @@ struct Driven {
 
 struct Group3 {
   explicit Group3(Random& random)
-      : segment(std::make_shared<Segment>(Segment::create_private(3, random_tuning(random)))),
-        first(segment, 0),
-        second(segment, 1),
-        third(segment, 2) {}
+      : segment(make_segment(3, random_tuning(random))), first(segment, 0), second(segment, 1), third(segment, 2) {}
   std::shared_ptr<Segment> segment;
   Driven first, second, third;
 };
@@ -110,7 +107,8 @@ Complaints mismatch_that_all_come_to(Random& random) {
   const Lines& lines = group.second.member->lines;
   expect_failure(complaints, lines.failure(), FailureKind::mismatch, 1);
   for (int rank = 0; rank < 3; ++rank) {
-    expect(complaints, group.segment->testimony(lines.report(), rank).call.seq == 1, "the testimony of every rank");
+    expect(complaints, group.segment->testimony(lines.report(), group.segment->seat_of(rank)).call.seq == 1,
+           "the testimony of every rank");
   }
   expect_result(complaints, finder->result(), {Result::failed}, "the call that does not match");
   return complaints;

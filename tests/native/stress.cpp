@@ -65,6 +65,7 @@ int main(int argc, char** argv) {
       stress::run_pending_failure_cases(tally, size, world_seed);
       stress::run_refusal_cases(tally, size, world_seed);
       stress::run_statistics_cases(tally, size, world_seed);
+      stress::run_seat_cases(tally, size, world_seed);
     }
   }
   ended.store(true);

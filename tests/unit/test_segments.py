@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ _NONCE = b"n" * 16
 _SIZE = 2
 # As large as the header.
 _HEADER = 4096
+# Where the ranks of the seats are.
+_SEATS = 2 * 4096
 
 
 def _tuning() -> _native.Tuning:
@@ -193,6 +196,40 @@ def test_a_segment_of_a_larger_group_is_refused() -> None:
     with pytest.raises(RuntimeError, match="has a header that does not fit this group"):
         _native.Segment.open(link, _NONCE, _SIZE + 1)
     del held
+
+
+def test_seats_are_those_of_the_one_who_made_the_segment(path: Path) -> None:
+    ranks = [2, 0, 3, 1]
+    memfd = _native.Segment.create_memfd(4, _native.tuning_for(4, 2), _NONCE, ranks)
+    file = _native.Segment.create_file(str(path), 4, _native.tuning_for(4, 2), _NONCE, ranks)
+    for made, where in ((memfd, f"/proc/{os.getpid()}/fd/{memfd.fd}"), (file, str(path))):
+        assert made.ranks == ranks
+        assert _native.Segment.open(where, _NONCE, 4).ranks == ranks
+        # What anybody writes there later has no effect.
+        opened = _native.Segment.open(where, _NONCE, 4)
+        os.pwrite(made.fd, b"\xff" * 16, _SEATS)
+        assert made.ranks == opened.ranks == ranks
+
+
+def test_without_a_choice_each_rank_has_the_seat_of_its_number() -> None:
+    memfd, link = _memfd()
+    assert memfd.ranks == [0, 1]
+    assert os.pread(memfd.fd, 8, _SEATS) == struct.pack("ii", 0, 1)
+    _open(link)
+
+
+@pytest.mark.parametrize("ranks", [[0], [0, 1, 2], [0, 0], [1, 2], [-1, 0]], ids=str)
+def test_a_choice_without_a_seat_for_every_rank_is_refused(ranks: list[int]) -> None:
+    with pytest.raises(ValueError, match="expected each rank in one seat"):
+        _native.Segment.create_memfd(_SIZE, _tuning(), _NONCE, ranks)
+
+
+@pytest.mark.parametrize("ranks", [(0, 0), (1, 1), (1, 2), (-1, 0), (2**31 - 1, 0), (0, -(2**31))], ids=str)
+def test_a_table_without_a_seat_for_every_rank_is_refused(ranks: tuple[int, int]) -> None:
+    memfd, link = _memfd()
+    os.pwrite(memfd.fd, struct.pack("ii", *ranks), _SEATS)
+    with pytest.raises(RuntimeError, match="has no seat for every rank of this group"):
+        _open(link)
 
 
 @given(st.lists(st.tuples(st.integers(0, 127), st.binary(min_size=1, max_size=8)), min_size=1, max_size=4))

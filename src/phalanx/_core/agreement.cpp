@@ -20,17 +20,18 @@ std::uint64_t Agreement::post(const Description& call, const Location* location)
   chain_ = chain_on(chain_, call);
   member_->lines.place(location);
   // Before the number is published: a report reads the call of whoever has posted it.
-  write_entry(member_->segment->post_entry(member_->rank(), LaneKind::calls, seq), seq, {seq, call, id_of(location)});
+  write_entry(member_->segment->post_entry(member_->seat(), LaneKind::calls, seq), seq, {seq, call, id_of(location)});
   if (!calls_.post(posts_, chain_)) keep({calls_.difference(), call, location, LaneKind::calls});
   return seq;
 }
 
 std::uint64_t Agreement::post_message(const Description& call, const Location* location) {
-  const int own = member_->rank();
+  const Seat own = member_->seat();
   const bool sends = call.op == Op::send;
   auto pair = pairs_.find({call.peer, sends});
   if (pair == pairs_.end()) {
-    const int from = sends ? own : call.peer, to = sends ? call.peer : own;
+    const Seat peer = member_->segment->seat_of(call.peer);
+    const Seat from = sends ? own : peer, to = sends ? peer : own;
     pair = pairs_.try_emplace({call.peer, sends}, *member_->segment, from, to, sends).first;
   }
   Pair& messages = pair->second;
@@ -62,14 +63,15 @@ void Agreement::keep(const Found& found) noexcept {
 
 std::optional<PostEntry::Content> Agreement::find_call(int rank) const noexcept {
   const std::uint64_t seq = found_.difference.seq;
+  const Seat seat = member_->segment->seat_of(rank);
   if (found_.kind == LaneKind::calls) {
-    return read_entry(member_->segment->post_entry(rank, LaneKind::calls, seq), seq);
+    return read_entry(member_->segment->post_entry(seat, LaneKind::calls, seq), seq);
   }
   const int own = member_->rank(), peer = found_.difference.peer;
   if (rank != own && rank != peer) return std::nullopt;
   const Op op = (found_.call.op == Op::send) == (rank == own) ? Op::send : Op::recv;
   for (std::uint64_t slot = 0; slot < kPostDepth; ++slot) {
-    const PostEntry& entry = member_->segment->post_entry(rank, LaneKind::messages, slot);
+    const PostEntry& entry = member_->segment->post_entry(seat, LaneKind::messages, slot);
     const auto content = read_entry(entry, entry.number.load(std::memory_order_relaxed));
     const bool is_it =
         content && content->seq == seq && content->call.op == op && content->call.peer == (rank == own ? peer : own);
@@ -79,7 +81,8 @@ std::optional<PostEntry::Content> Agreement::find_call(int rank) const noexcept 
 }
 
 void Agreement::testify(std::uint32_t report, int rank) const {
-  Testimony& testimony = member_->segment->testimony(report, rank);
+  const Seat seat = member_->segment->seat_of(rank);
+  Testimony& testimony = member_->segment->testimony(report, seat);
   testimony.call = testimony.completed = {};
   const Seen& seen = seen_[static_cast<std::size_t>(rank)];
   if (seen.call) {
@@ -87,7 +90,7 @@ void Agreement::testify(std::uint32_t report, int rank) const {
     copy_text(testimony.call.where, member_->lines.location_text(rank, seen.call->location));
   }
   testimony.posted = seen.posted;
-  copy_text(testimony.refused, member_->segment->refusal(rank, found_.kind).text.read());
+  copy_text(testimony.refused, member_->segment->refusal(seat, found_.kind).text.read());
 }
 
 Finding Agreement::finding() {

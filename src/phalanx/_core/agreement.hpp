@@ -60,7 +60,7 @@ class Agreement : public Tendable {
   };
   // A side of the messages from one rank to another.
   struct Pair {
-    Pair(const Segment& segment, int from, int to, bool is_sender)
+    Pair(const Segment& segment, Seat from, Seat to, bool is_sender)
         : posts(segment, from, to, is_sender), posting(is_sender ? 0 : 1, 2) {}
     MessagePosts posts;
     Posting<kPairDepthBits, kPairLevels, 2> posting;

@@ -49,24 +49,25 @@ std::string identity_of(Group& group) {
 }
 
 nb::object next_question() {
-  std::optional<Listener::Call> call;
+  std::optional<Listener::News> news;
   {
     const WithoutGil without;
-    call = listener().next();
+    news = listener().next();
   }
-  if (!call) return nb::none();
-  return nb::make_tuple(call->asked, call->noted);
+  if (!news) return nb::none();
+  return nb::make_tuple(news->asked, news->noted);
 }
 
 void ask_rank(Group& group, int rank) {
   if (rank < 0 || rank >= group.size()) throw std::invalid_argument("no such rank");
-  ask(group.segment(), rank);
+  ask(group.segment(), group.segment().seat_of(rank));
 }
 
 std::optional<std::string> answer_of_rank(Group& group, int rank, double seconds) {
   if (rank < 0 || rank >= group.size()) throw std::invalid_argument("no such rank");
   const WithoutGil without;
-  return answer_of(group.segment(), rank, std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
+  const Seat seat = group.segment().seat_of(rank);
+  return answer_of(group.segment(), seat, std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
 }
 
 void refuse_message(Group& group, bool sends, int peer, std::int64_t tag, const std::string& text) {
@@ -105,9 +106,10 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
       .def("refusals", &refusals_of, "rank"_a)
       .def("ask", &ask_rank, "rank"_a)
       .def("answer_of", &answer_of_rank, "rank"_a, "seconds"_a)
-      .def_prop_ro(
-          "was_told",
-          [](Group& self) { return self.segment().control(self.rank()).gave_up.load(std::memory_order_relaxed) != 0; })
+      .def_prop_ro("was_told",
+                   [](Group& self) {
+                     return self.segment().control(self.member().seat()).gave_up.load(std::memory_order_relaxed) != 0;
+                   })
       .def(
           "has_left",
           [](Group& self, int rank) {
@@ -119,7 +121,7 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
           "box_of",
           [](Group& self, int rank) {
             if (rank < 0 || rank >= self.size()) throw std::invalid_argument("no such rank");
-            return self.segment().answer(rank).box.read();
+            return self.segment().answer(self.segment().seat_of(rank)).box.read();
           },
           "rank"_a)
       .def_prop_ro("check", [](Group& self) { return static_cast<int>(self.segment().header().tuning.check); })

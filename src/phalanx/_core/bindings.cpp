@@ -47,6 +47,18 @@ Nonce to_nonce(const nb::bytes& bytes) {
   return nonce;
 }
 
+// The rank of each seat; without it, rank r has seat r.
+using Ranks = std::optional<std::vector<std::int32_t>>;
+
+Seating to_seating(int size, const Ranks& ranks) {
+  if (size < 1 || size > kMaxRanks)
+    throw std::invalid_argument("expected 1 to " + std::to_string(kMaxRanks) + " ranks");
+  if (!ranks) return Seating(size);
+  std::optional<Seating> seating = Seating::of(*ranks);
+  if (!seating || seating->size() != size) throw std::invalid_argument("expected each rank in one seat");
+  return *std::move(seating);
+}
+
 void reduce_buffers(int dtype, int op, std::uint64_t dst, const Addresses& srcs, std::size_t count,
                     const std::vector<double>& factors, std::uint64_t carry_in, std::uint64_t carry_out,
                     std::size_t num_srcs) {
@@ -139,16 +151,16 @@ NB_MODULE(_core_ext, m) {
   nb::class_<MappedSegment>(m, "Segment")
       .def_static(
           "create_memfd",
-          [](int size, const Tuning& tuning, const nb::bytes& nonce) {
-            return mapped(Segment::create_memfd(size, tuning, to_nonce(nonce)));
+          [](int size, const Tuning& tuning, const nb::bytes& nonce, const Ranks& ranks) {
+            return mapped(Segment::create_memfd(to_seating(size, ranks), tuning, to_nonce(nonce)));
           },
-          "size"_a, "tuning"_a, "nonce"_a)
+          "size"_a, "tuning"_a, "nonce"_a, "ranks"_a = nb::none(), "`ranks` has the rank of each seat.")
       .def_static(
           "create_file",
-          [](const std::string& path, int size, const Tuning& tuning, const nb::bytes& nonce) {
-            return mapped(Segment::create_file(path, size, tuning, to_nonce(nonce)));
+          [](const std::string& path, int size, const Tuning& tuning, const nb::bytes& nonce, const Ranks& ranks) {
+            return mapped(Segment::create_file(path, to_seating(size, ranks), tuning, to_nonce(nonce)));
           },
-          "path"_a, "size"_a, "tuning"_a, "nonce"_a)
+          "path"_a, "size"_a, "tuning"_a, "nonce"_a, "ranks"_a = nb::none(), "The same.")
       .def_static(
           "open",
           [](const std::string& path, const nb::bytes& nonce, int size) {
@@ -157,6 +169,8 @@ NB_MODULE(_core_ext, m) {
           "path"_a, "nonce"_a, "size"_a)
       .def_prop_ro("fd", [](const MappedSegment& self) { return self.segment->fd(); })
       .def_prop_ro("tuning", [](const MappedSegment& self) { return self.segment->header().tuning; })
+      .def_prop_ro(
+          "ranks", [](const MappedSegment& self) { return self.segment->seating().ranks(); }, "By seat.")
       .def("close_fd", [](const MappedSegment& self) { self.segment->close_fd(); });
 
   m.def("own_identity", [] {
@@ -209,6 +223,9 @@ NB_MODULE(_core_ext, m) {
       .def("last_words", &Group::last_words, "rank"_a)
       .def("failure", &Group::failure)
       .def_prop_ro("statistics", [](const Group& self) { return HeldStatistics{self.member().statistics}; })
+      .def_prop_ro(
+          "ranks", [](Group& self) { return self.segment().seating().ranks(); },
+          "The rank of each seat in the segment.")
       .def_prop_ro("forked", &Group::forked)
       .def_prop_ro("broken", &Group::broken)
       .def_prop_ro("seq", &Group::seq);

@@ -78,7 +78,7 @@ void Call::start(Request& request, Clock::time_point now) {
 }
 
 Condition Call::condition(Peers peers, Counter counter, std::uint64_t value) const noexcept {
-  return {counter, peers == Peers::root ? request_->root : kEveryPeer, value};
+  return {counter, peers == Peers::root ? segment_.seat_of(request_->root) : kEverySeat, value};
 }
 
 bool Call::reached(Peers peers, Counter counter, std::uint64_t value) {
@@ -96,10 +96,13 @@ Advance Call::advance(Clock::time_point now) {
 }
 
 bool Call::awaits_peers() noexcept {
-  if (!all_came_) all_came_ = lines_.reached({Counter::staged, kEveryPeer, first_tick_ + 1});
-  if (all_came_ || lines_.reached({Counter::staged, blocked_on_.peer, first_tick_ + 1})) return false;
-  const bool for_several = blocked_on_.peer == kEveryPeer && size() > 2;
-  awaited_ = for_several ? kNoRank : blocked_on_.peer == kEveryPeer ? 1 - rank() : blocked_on_.peer;
+  if (!all_came_) all_came_ = lines_.reached({Counter::staged, kEverySeat, first_tick_ + 1});
+  if (all_came_ || lines_.reached({Counter::staged, blocked_on_.seat, first_tick_ + 1})) return false;
+  if (blocked_on_.seat != kEverySeat) {
+    awaited_ = segment_.rank_at(blocked_on_.seat);
+  } else {
+    awaited_ = size() == 2 ? 1 - rank() : kNoRank;
+  }
   return true;
 }
 
@@ -117,7 +120,7 @@ Advance Call::go_on() {
   history_.tick = first_tick_ + ticks;
   // The result of the call before has gone into this one's descriptor.
   if (tuning().check == Check::full) history_.result = result_hash();
-  segment_.answer(rank()).completed.store(seq_, std::memory_order_release);
+  segment_.answer(seat()).completed.store(seq_, std::memory_order_release);
   return Advance::finished;
 }
 
@@ -126,8 +129,8 @@ bool Call::post() {
   // The ring entry and the slot that this call takes were last used kSlots or more ticks ago.
   if (first_tick_ >= kSlots && !reached(Peers::all, Counter::done, first_tick_ + 1 - kSlots)) return false;
   if (!verify_history()) return false;
-  describe();
-  Control& mine = segment_.control(rank());
+  write_descriptor();
+  Control& mine = segment_.control(seat());
   const std::uint64_t word = word_of(seq_, request_->shape.hash, history_.chain);
   // Released: whoever makes a report reads the descriptor of those who have not staged anything yet.
   mine.words[seq_ % kRing].store(word, std::memory_order_release);
@@ -140,8 +143,8 @@ bool Call::post() {
   return true;
 }
 
-void Call::describe() noexcept {
-  Descriptor& mine = segment_.descriptor(rank(), seq_);
+void Call::write_descriptor() noexcept {
+  Descriptor& mine = segment_.descriptor(seat(), seq_);
   mine.seq = seq_;
   mine.result = history_.result;
   mine.location = id_of(request_->location);
@@ -164,9 +167,9 @@ bool Call::meet() {
 }
 
 bool Call::check_sources() noexcept {
-  if (sources == Peers::root) return verify(request_->root, seq_);
+  if (sources == Peers::root) return verify(segment_.seat_of(request_->root), seq_);
   if (sources == Peers::all) {
-    for (int peer = 0; peer < size(); ++peer) {
+    for (const Seat peer : segment_.seats()) {
       if (!verify(peer, seq_)) return false;
     }
   }
@@ -176,7 +179,7 @@ bool Call::check_sources() noexcept {
 // A rank that needs nobody (a broadcast's root), or only the root, is done before the others come.
 bool Call::agreed() {
   if (!reached(Peers::all, Counter::staged, first_tick_ + 1)) return false;
-  for (int peer = 0; peer < size(); ++peer) {
+  for (const Seat peer : segment_.seats()) {
     if (!verify(peer, seq_)) return false;
   }
   return agreed_ = true;
@@ -184,7 +187,7 @@ bool Call::agreed() {
 
 bool Call::compare_with_those_who_came() noexcept {
   if (!posted_ || (met_ && agreed_)) return true;
-  for (int peer = 0; peer < size(); ++peer) {
+  for (const Seat peer : segment_.seats()) {
     if (lines_.reached({Counter::staged, peer, first_tick_ + 1}) && !verify(peer, seq_)) return false;
   }
   return true;
@@ -197,18 +200,18 @@ bool Call::compare_with_those_who_came() noexcept {
 bool Call::verify_history() noexcept {
   if (seq_ <= kSlots) return true;
   const std::uint64_t past = seq_ - kSlots;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (history_.verified[static_cast<std::size_t>(peer)] < past && !verify(peer, past)) return false;
+  for (const Seat peer : segment_.seats()) {
+    if (history_.verified[index_of(peer)] < past && !verify(peer, past)) return false;
   }
   return true;
 }
 
-bool Call::verify(int peer, std::uint64_t seq) noexcept {
-  if (peer == rank() || tuning().check == Check::off) return true;
-  const auto& mine = segment_.control(rank()).words;
+bool Call::verify(Seat peer, std::uint64_t seq) noexcept {
+  if (peer == seat() || tuning().check == Check::off) return true;
+  const auto& mine = segment_.control(seat()).words;
   const Control& their_control = segment_.control(peer);
   const auto& theirs = their_control.words;
-  std::uint64_t& verified = history_.verified[static_cast<std::size_t>(peer)];
+  std::uint64_t& verified = history_.verified[index_of(peer)];
   std::uint64_t their_word = their_control.latest.load(std::memory_order_relaxed);
   if (!is_for(their_word, seq)) their_word = theirs[seq % kRing].load(std::memory_order_relaxed);
   const std::uint64_t my_word = mine[seq % kRing].load(std::memory_order_relaxed);
@@ -248,7 +251,7 @@ void Call::fail(const Mismatch& mismatch) noexcept {
 }
 
 bool Call::has_made(int rank, std::uint64_t seq) const noexcept {
-  return is_for(segment_.control(rank).words[seq % kRing].load(std::memory_order_acquire), seq);
+  return is_for(segment_.control(segment_.seat_of(rank)).words[seq % kRing].load(std::memory_order_acquire), seq);
 }
 
 bool Call::is_complete(std::uint64_t seq) const noexcept {

@@ -61,7 +61,7 @@ struct History {
   std::uint64_t tick = 0;               // the next unused one
   std::uint64_t chain = 0;              // running hash of all signatures
   std::uint64_t result = 0;             // at Check::full, a hash of what the last call gave
-  std::vector<std::uint64_t> verified;  // by peer: the last seq whose word was compared
+  std::vector<std::uint64_t> verified;  // by seat: the last seq whose word was compared
 };
 
 class Call {
@@ -84,7 +84,7 @@ class Call {
   // Where peers let this rank wait: those who have come may disagree already. False: they do, and the call has failed.
   bool compare_with_those_who_came() noexcept;
   // Whether all ranks, this one included, have made the call.
-  bool everybody_came() noexcept { return posted_ && lines_.reached({Counter::staged, kEveryPeer, first_tick_ + 1}); }
+  bool everybody_came() noexcept { return posted_ && lines_.reached({Counter::staged, kEverySeat, first_tick_ + 1}); }
   // From any thread.
   std::uint64_t seq() const noexcept { return seq_.load(std::memory_order_relaxed); }
 
@@ -93,9 +93,11 @@ class Call {
   int rank() const noexcept { return lines_.rank(); }
   int size() const noexcept { return lines_.size(); }
   const Tuning& tuning() const noexcept { return segment_.header().tuning; }
-  std::byte* slot(int rank, std::uint64_t tick) const noexcept { return segment_.slot(rank, first_tick_ + tick); }
-  const Descriptor& descriptor(int rank) const noexcept { return segment_.descriptor(rank, seq_); }
-  std::uint64_t* sizes(int rank) const noexcept { return segment_.sizes(rank, seq_); }
+  std::byte* slot(int rank, std::uint64_t tick) const noexcept {
+    return segment_.slot(segment_.seat_of(rank), first_tick_ + tick);
+  }
+  const Descriptor& descriptor(int rank) const noexcept { return segment_.descriptor(segment_.seat_of(rank), seq_); }
+  std::uint64_t* sizes(int rank) const noexcept { return segment_.sizes(segment_.seat_of(rank), seq_); }
   bool is_root() const noexcept { return request_->root == rank(); }
   // Ends the call: two ranks disagree about the sizes that they exchange, of which all know.
   void fail_by_splits(const Splits& splits) noexcept;
@@ -116,7 +118,7 @@ class Call {
   bool check_sources() noexcept;
   // Whether all ranks have made the call and agree; true where that is not asked for.
   bool agreed();
-  bool verify(int peer, std::uint64_t seq) noexcept;
+  bool verify(Seat peer, std::uint64_t seq) noexcept;
   bool verify_history() noexcept;
   // Two ranks disagree: this one, and `peer`, about `seq`.
   struct Mismatch {
@@ -125,6 +127,7 @@ class Call {
     Splits splits;
   };
   void fail(const Mismatch& mismatch) noexcept;
+  Seat seat() const noexcept { return lines_.seat(); }
   bool has_made(int rank, std::uint64_t seq) const noexcept;
   // Whether nobody is about to make the call of this seq.
   bool is_complete(std::uint64_t seq) const noexcept;
@@ -158,7 +161,7 @@ class Call {
   std::uint64_t staged_ = 0;
   std::uint64_t combined_ = 0;
   std::uint64_t done_ = 0;
-  Condition blocked_on_{Counter::done, kEveryPeer, 0};
+  Condition blocked_on_{Counter::done, kEverySeat, 0};
 };
 
 }  // namespace phalanx

@@ -16,7 +16,7 @@ struct Audience {
   std::mutex mutex;
   bool registered = false;
   // Kept mapped to the very end.
-  std::vector<std::pair<std::shared_ptr<Segment>, int>> ranks;
+  std::vector<std::pair<std::shared_ptr<Segment>, Seat>> seats;
   std::shared_ptr<BlackBox> box;
 };
 
@@ -29,8 +29,8 @@ void tell(int code, void*) {
   const std::lock_guard lock(audience.mutex);
   const std::int32_t status = (code & 0xff) << 8;
   if (audience.box) audience.box->set_exit_status(status);
-  for (const auto& [segment, rank] : audience.ranks) {
-    segment->last_words(rank).exit_status.store(1 + status, std::memory_order_release);
+  for (const auto& [segment, seat] : audience.seats) {
+    segment->last_words(seat).exit_status.store(1 + status, std::memory_order_release);
   }
 }
 
@@ -44,12 +44,12 @@ bool listen() { return false; }
 
 }  // namespace
 
-void tell_exit_status(std::shared_ptr<Segment> segment, int rank) {
+void tell_exit_status(std::shared_ptr<Segment> segment, Seat seat) {
   Audience& audience = g_audience.get();
   const std::lock_guard lock(audience.mutex);
   if (!audience.registered && !listen()) return;
   audience.registered = true;
-  audience.ranks.emplace_back(std::move(segment), rank);
+  audience.seats.emplace_back(std::move(segment), seat);
 }
 
 void tell_exit_status(std::shared_ptr<BlackBox> box) {

@@ -45,7 +45,7 @@ Group::Group(std::shared_ptr<Segment> segment, int rank)
       messages_(std::make_shared<Messages>(member_)) {
   progress().add(calls_);
   progress().add(messages_);
-  listener().add(member_->segment, member_->rank());
+  listener().add(member_->segment, member_->seat());
 }
 
 Group::~Group() { leave(Leaving::closed); }
@@ -72,7 +72,7 @@ void Group::keep_records(std::shared_ptr<BlackBox> box, std::uint32_t group, con
   member_->placed = nullptr;
   member_->placed_text = 0;
   // One that does not fit is not known to peers, rather than wrong.
-  auto& known = segment().answer(rank()).box;
+  auto& known = segment().answer(member_->seat()).box;
   known.write(path.size() <= known.kRoom ? path : "");
 }
 
@@ -80,13 +80,13 @@ void Group::abort(const std::string& text) { member_->abort(seq(), text); }
 
 void Group::leave(Leaving leaving) {
   if (forked() || member_->left.exchange(true)) return;
-  if (leaving == Leaving::exiting) tell_exit_status(member_->segment, rank());
+  if (leaving == Leaving::exiting) tell_exit_status(member_->segment, member_->seat());
   member_->lines.leave(leaving);
   calls_->sweep();
   messages_->sweep();
   progress().remove(calls_);
   progress().remove(messages_);
-  listener().remove(*member_->segment, member_->rank());
+  listener().remove(*member_->segment, member_->seat());
   peer_watch().remove(member_);
 }
 

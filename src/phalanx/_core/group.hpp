@@ -1,4 +1,4 @@
-// One rank's end of a group: its place in it, its collectives and its messages.
+// One rank's end of a group: its collectives and its messages.
 //
 // Thread-safe: calls may come from any thread, and so may abort() and leave().
 #pragma once

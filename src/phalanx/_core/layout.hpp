@@ -1,6 +1,6 @@
 // What lies where in a group's segment. Plain data and atomics only, the same in every process that maps it.
 //
-//   Header | Control[size] | WaitLine[size] | MessageLine[size] | LastWords[size] | Answer[size] |
+//   Header | i32 ranks[size] | Control[size] | WaitLine[size] | MessageLine[size] | LastWords[size] | Answer[size] |
 //   RefusalLine[size][kLaneKinds] | Testimony[kReports][size] | LocationLine[size][kLocations] |
 //
 // and then, where the group moves bytes,
@@ -12,11 +12,14 @@
 //
 //   PostLine[size] | PostEntry[size][kLaneKinds][kPostDepth] | PairLine[size][2][size]
 //
+// All arrays but the last two dimensions of `sizes`, which are by rank, are indexed by seat (seats.hpp); `ranks` says
+// which rank has which seat.
+//
 // Ownership: every Control, WaitLine, LastWords, RefusalLine, LocationLine, Descriptor, sizes, staging area, PostLine,
 // PostEntry and PairLine has one writer, its rank; of a channel's lines one is the sender's and one the receiver's, its
-// body is the sender's. The Header's immutable part is written by the creator before anyone maps it; the rest of it and
-// the MessageLines are shared and atomic. A Failure and its Testimonies belong to the rank that claims that report; of
-// an Answer its rank writes the text, everybody asks.
+// body is the sender's. The Header's immutable part and `ranks` are written by the creator before anyone maps it; the
+// rest of it and the MessageLines are shared and atomic. A Failure and its Testimonies belong to the rank that claims
+// that report; of an Answer its rank writes the text, everybody asks.
 //
 // Channel bodies cost nothing before their first use: a memfd is sparse, and in a file their space is not reserved
 // until a sender asks for it (Segment::reserve_channel).
@@ -32,12 +35,13 @@
 #include <type_traits>
 
 #include "description.hpp"
+#include "seats.hpp"
 #include "shared_text.hpp"
 
 namespace phalanx {
 
 inline constexpr std::uint64_t kMagic = 0x31584e414c414850;  // "PHALANX1"
-inline constexpr std::uint32_t kVersion = 10;
+inline constexpr std::uint32_t kVersion = 11;
 inline constexpr int kSlots = 4;
 // Twice the slots: a peer that lags by kSlots ticks still finds its word when it compares (see Call::verify_history).
 inline constexpr int kRing = 2 * kSlots;
@@ -217,10 +221,13 @@ struct alignas(kLine) Control {
   std::atomic<std::uint32_t> cpu;      // where this rank last published, plus 1; a hint
 };
 
+// In place of a seat: all seats but that of the rank itself.
+inline constexpr Seat kEverySeat{-1};
+
 // What a sleeping rank waits for, so that only the publisher that completes it rings the bell.
 struct alignas(kLine) WaitLine {
   std::atomic<std::uint32_t> counter;  // 0: not asleep; else Counter + 1
-  std::atomic<std::int32_t> peer;
+  std::atomic<Seat> seat;              // whose counter; kEverySeat: that of all others
   std::atomic<std::uint64_t> value;
 };
 
@@ -359,14 +366,15 @@ constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (va
 
 // Byte offsets of the areas for a given number of ranks.
 struct Offsets {
-  std::size_t control, wait, message, words, answers, refusals, testimonies, locations, descriptors, sizes,
+  std::size_t ranks, control, wait, message, words, answers, refusals, testimonies, locations, descriptors, sizes,
       sizes_stride, lines, staging, staging_stride, bodies, body_stride, posts, entries, pairs, total;
 
   constexpr Offsets(int size, const Tuning& tuning) : Offsets(static_cast<std::size_t>(size), tuning) {}
 
  private:
   constexpr Offsets(std::size_t size, const Tuning& tuning)
-      : control(kHeaderBytes),
+      : ranks(kHeaderBytes),
+        control(ranks + round_up(size * sizeof(std::int32_t), kLine)),
         wait(control + size * sizeof(Control)),
         message(wait + size * sizeof(WaitLine)),
         words(message + size * sizeof(MessageLine)),

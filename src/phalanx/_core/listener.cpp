@@ -26,18 +26,18 @@ bool is_asked(const Answer& answer) noexcept {
 
 Listener& listener() { return g_listener.get(); }
 
-void Listener::add(std::shared_ptr<Segment> segment, int rank) {
+void Listener::add(std::shared_ptr<Segment> segment, Seat seat) {
   {
     const std::lock_guard lock(mutex_);
-    places_.push_back({std::move(segment), rank});
+    seats_.push_back({std::move(segment), seat});
   }
   ring(bell_);
 }
 
-void Listener::remove(const Segment& segment, int rank) {
+void Listener::remove(const Segment& segment, Seat seat) {
   {
     const std::lock_guard lock(mutex_);
-    std::erase_if(places_, [&](const Place& place) { return place.segment.get() == &segment && place.rank == rank; });
+    std::erase_if(seats_, [&](const Taken& taken) { return taken.segment.get() == &segment && taken.seat == seat; });
   }
   ring(bell_);
 }
@@ -52,33 +52,33 @@ void Listener::set_closed(bool closed) noexcept {
   ring(bell_);
 }
 
-std::vector<Listener::Place> Listener::places() {
+std::vector<Listener::Taken> Listener::seats() {
   const std::lock_guard lock(mutex_);
-  return places_;
+  return seats_;
 }
 
-std::optional<Listener::Call> Listener::next() {
+std::optional<Listener::News> Listener::next() {
   while (true) {
     std::vector<Bell> bells{{&bell_, bell_.load(std::memory_order_seq_cst)}};
     if (closed_.load(std::memory_order_seq_cst)) return std::nullopt;
-    Call call;
-    call.noted = noted_.exchange(false, std::memory_order_seq_cst);
-    const auto known = places();
-    for (const Place& place : known) {
-      Answer& answer = place.answer();
+    News news;
+    news.noted = noted_.exchange(false, std::memory_order_seq_cst);
+    const auto known = seats();
+    for (const Taken& taken : known) {
+      Answer& answer = taken.answer();
       const Bell bell{&answer.asked, answer.asked.load(std::memory_order_seq_cst)};
-      if (is_asked(answer)) call.asked = true;
+      if (is_asked(answer)) news.asked = true;
       if (bells.size() <= kMostBells) bells.push_back(bell);
     }
-    if (call.asked || call.noted) return call;
+    if (news.asked || news.noted) return news;
     futex_wait_any(bells, known.size() > kMostBells ? std::chrono::nanoseconds(kBetweenLooks) : kLongestNap,
                    kBetweenLooks);
   }
 }
 
 void Listener::answer(const std::string& text) {
-  for (const Place& place : places()) {
-    Answer& answer = place.answer();
+  for (const Taken& taken : seats()) {
+    Answer& answer = taken.answer();
     const std::uint32_t asked = answer.asked.load(std::memory_order_seq_cst);
     if (asked == answer.answered.load(std::memory_order_relaxed)) continue;
     answer.text.write(text);
@@ -87,14 +87,14 @@ void Listener::answer(const std::string& text) {
   }
 }
 
-void ask(const Segment& segment, int rank) noexcept {
-  Answer& answer = segment.answer(rank);
+void ask(const Segment& segment, Seat seat) noexcept {
+  Answer& answer = segment.answer(seat);
   answer.asked.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(answer.asked);
 }
 
-std::optional<std::string> answer_of(const Segment& segment, int rank, std::chrono::nanoseconds patience) {
-  Answer& answer = segment.answer(rank);
+std::optional<std::string> answer_of(const Segment& segment, Seat seat, std::chrono::nanoseconds patience) {
+  Answer& answer = segment.answer(seat);
   const std::uint32_t number = answer.asked.load(std::memory_order_seq_cst);
   const auto until = Clock::now() + patience;
   while (true) {

@@ -19,33 +19,33 @@ namespace phalanx {
 
 class Listener {
  public:
-  // This process is a rank of a group.
-  void add(std::shared_ptr<Segment> segment, int rank);
-  void remove(const Segment& segment, int rank);
+  // This process has a seat in the segment of a group.
+  void add(std::shared_ptr<Segment> segment, Seat seat);
+  void remove(const Segment& segment, Seat seat);
   // Something was noticed.
   void wake() noexcept;
   // While it is closed nobody sleeps here.
   void set_closed(bool closed) noexcept;
 
-  struct Call {
+  struct News {
     bool asked = false;  // somebody wants to know where this rank is
     bool noted = false;  // take_note() of some group has something
   };
   // Sleeps until the thread is needed. None: it is not, any more.
-  std::optional<Call> next();
+  std::optional<News> next();
   // To all who asked, in all groups.
   void answer(const std::string& text);
 
  private:
-  struct Place {
+  struct Taken {
     std::shared_ptr<Segment> segment;
-    int rank;
-    Answer& answer() const noexcept { return segment->answer(rank); }
+    Seat seat;
+    Answer& answer() const noexcept { return segment->answer(seat); }
   };
-  std::vector<Place> places();
+  std::vector<Taken> seats();
 
   std::mutex mutex_;
-  std::vector<Place> places_;
+  std::vector<Taken> seats_;
   std::atomic<std::uint32_t> bell_{0};
   std::atomic<bool> closed_{false};
   std::atomic<bool> noted_{false};
@@ -54,9 +54,9 @@ class Listener {
 // That of this process.
 Listener& listener();
 
-// Asks a rank where it is, without waiting for its answer.
-void ask(const Segment& segment, int rank) noexcept;
-// The answer to the last question that anybody asked the rank. None where it did not come in time.
-std::optional<std::string> answer_of(const Segment& segment, int rank, std::chrono::nanoseconds patience);
+// Asks the rank in this seat where it is, without waiting for its answer.
+void ask(const Segment& segment, Seat seat) noexcept;
+// The answer to the last question that anybody asked it. None where it did not come in time.
+std::optional<std::string> answer_of(const Segment& segment, Seat seat, std::chrono::nanoseconds patience);
 
 }  // namespace phalanx

@@ -27,7 +27,7 @@ void set_doing(Failure& failure, const Member::Doing& doing) {
 
 Member::Member(std::shared_ptr<Segment> shared, int rank)
     : segment(std::move(shared)), lines(*segment, checked(rank, segment->size())), refusals(*segment, rank) {
-  if (segment->control(rank).claimed.exchange(1, std::memory_order_relaxed) != 0) {
+  if (segment->control(seat()).claimed.exchange(1, std::memory_order_relaxed) != 0) {
     throw std::runtime_error("rank " + std::to_string(rank) + " of this group is taken by another process");
   }
 }
@@ -47,7 +47,7 @@ Failure Member::timeout_of(const Doing& doing, const std::vector<int>& missing,
 void Member::ask_missing(Ticket& ticket, const std::vector<int>& missing) const noexcept {
   ticket.asked = true;
   for (const int peer : missing) {
-    if (peer != rank()) ask(*segment, peer);
+    if (peer != rank()) ask(*segment, segment->seat_of(peer));
   }
 }
 
@@ -60,7 +60,7 @@ Failure Member::end_of(int peer, const Doing& doing) const {
 std::vector<Testimony> Member::testimonies() const {
   std::vector<Testimony> all;
   const std::uint32_t report = lines.report();
-  for (int rank = 0; rank < size(); ++rank) all.push_back(segment->testimony(report, rank));
+  for (int rank = 0; rank < size(); ++rank) all.push_back(segment->testimony(report, segment->seat_of(rank)));
   return all;
 }
 

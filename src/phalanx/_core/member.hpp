@@ -1,4 +1,4 @@
-// This rank's place in a group: the segment, what is published in it, and whether the rank is still in.
+// This rank's end of a group's segment: what it publishes there, and whether the rank is still in.
 #pragma once
 
 #include <atomic>
@@ -23,6 +23,7 @@ struct Member {
   Member(std::shared_ptr<Segment> shared, int rank);
 
   int rank() const noexcept { return lines.rank(); }
+  Seat seat() const noexcept { return lines.seat(); }
   int size() const noexcept { return lines.size(); }
   bool has_left() const noexcept { return left.load(std::memory_order_acquire); }
 

@@ -31,6 +31,7 @@ Messages::Messages(std::shared_ptr<Member> member)
       member_(std::move(member)),
       segment_(*member_->segment),
       rank_(member_->rank()),
+      seat_(member_->seat()),
       chunk_bytes_(segment_.header().tuning.message_chunk_bytes),
       patience_(segment_.header().tuning),
       out_(at(member_->size())),
@@ -177,8 +178,8 @@ void Messages::accept(int from, std::uint64_t number, const Envelope& envelope, 
 }
 
 void Messages::ring_peer(int peer) noexcept {
-  segment_.control(rank_).cpu.store(current_cpu(), std::memory_order_relaxed);
-  MessageLine& line = segment_.message_line(peer);
+  segment_.control(seat_).cpu.store(current_cpu(), std::memory_order_relaxed);
+  MessageLine& line = segment_.message_line(segment_.seat_of(peer));
   if (line.sleeps.load(std::memory_order_seq_cst) != 0) ring(line.bell);
 }
 
@@ -188,12 +189,12 @@ bool Messages::announce(int peer, Outgoing& out, ChannelLines& lines) {
   }
   const TicketPtr ticket = std::move(out.waiting.front());
   out.waiting.pop_front();
-  if (!out.reserved && !member_->segment->reserve_channel(rank_, peer)) {
+  if (!out.reserved && !member_->segment->reserve_channel(seat_, segment_.seat_of(peer))) {
     end(ticket, Result::no_space);
     return true;
   }
   out.reserved = true;
-  Envelope& envelope = segment_.envelope(rank_, peer, out.announced);
+  Envelope& envelope = envelope_to(peer, out.announced);
   envelope.bytes = ticket->data.size;
   envelope.count = ticket->call.count;
   envelope.tag = ticket->call.tag;
@@ -216,7 +217,7 @@ bool Messages::announce(int peer, Outgoing& out, ChannelLines& lines) {
 
 bool Messages::send_to(int peer, int most_chunks) {
   Outgoing& out = out_[at(peer)];
-  ChannelLines& lines = segment_.channel_lines(rank_, peer);
+  ChannelLines& lines = lines_to(peer);
   bool did = false;
   while (announce(peer, out, lines)) did = true;
   for (const std::uint64_t granted = lines.receiver.granted.load(std::memory_order_seq_cst); out.grants < granted;
@@ -232,7 +233,7 @@ bool Messages::send_to(int peer, int most_chunks) {
     Stream& stream = out.streams.front();
     const Piece& data = stream.ticket->data;
     const std::uint64_t run = std::min(chunk_bytes_, data.size - stream.done);
-    std::memcpy(segment_.message_chunk(rank_, peer, out.staged), data.data + stream.done, run);
+    std::memcpy(chunk_to(peer, out.staged), data.data + stream.done, run);
     stream.done += run;
     lines.sender.staged.store(++out.staged, std::memory_order_seq_cst);
     ring_peer(peer);
@@ -250,7 +251,7 @@ bool Messages::send_to(int peer, int most_chunks) {
 bool Messages::take_envelopes(int peer, Incoming& in, ChannelLines& lines) {
   bool did = false;
   while (listens_to(peer) && in.taken != lines.sender.announced.load(std::memory_order_seq_cst)) {
-    const Envelope& envelope = segment_.envelope(peer, rank_, in.taken);
+    const Envelope& envelope = envelope_from(peer, in.taken);
     if (const TicketPtr ticket = find_posted(peer, envelope.tag)) {
       accept(peer, in.taken, envelope, ticket);
     } else {
@@ -270,7 +271,7 @@ bool Messages::take_envelopes(int peer, Incoming& in, ChannelLines& lines) {
 
 bool Messages::receive_from(int peer, int most_chunks) {
   Incoming& in = in_[at(peer)];
-  ChannelLines& lines = segment_.channel_lines(peer, rank_);
+  ChannelLines& lines = lines_from(peer);
   bool did = take_envelopes(peer, in, lines);
   while (!in.to_grant.empty() && in.streams.size() < kGrants) {
     auto& [number, ticket] = in.to_grant.front();
@@ -286,7 +287,7 @@ bool Messages::receive_from(int peer, int most_chunks) {
     Stream& stream = in.streams.front();
     const Piece& data = stream.ticket->data;
     const std::uint64_t run = std::min(chunk_bytes_, data.size - stream.done);
-    std::memcpy(data.data + stream.done, segment_.message_chunk(peer, rank_, in.freed), run);
+    std::memcpy(data.data + stream.done, chunk_from(peer, in.freed), run);
     stream.done += run;
     lines.receiver.freed.store(++in.freed, std::memory_order_seq_cst);
     if (lines.sender.staged.load(std::memory_order_seq_cst) - in.freed + 1 >= kChunks) ring_peer(peer);
@@ -321,13 +322,13 @@ bool Messages::something_came() const noexcept {
   for (int peer = 0; peer < member_->size(); ++peer) {
     const Incoming& in = in_[at(peer)];
     if (listens_to(peer) || !in.streams.empty()) {
-      const ChannelLines& lines = segment_.channel_lines(peer, rank_);
+      const ChannelLines& lines = lines_from(peer);
       if (listens_to(peer) && now(lines.sender.announced) != in.taken) return true;
       if (!in.streams.empty() && now(lines.sender.staged) != in.freed) return true;
     }
     const Outgoing& out = out_[at(peer)];
     if (!out.empty()) {
-      const ChannelLines& lines = segment_.channel_lines(rank_, peer);
+      const ChannelLines& lines = lines_to(peer);
       if (now(lines.receiver.granted) != out.grants) return true;
       if (!out.waiting.empty() && out.announced - now(lines.receiver.taken) < kEnvelopes) return true;
       if (!out.streams.empty() && out.staged - now(lines.receiver.freed) < kChunks) return true;
@@ -342,7 +343,8 @@ Lane::News Messages::wait_for_news(Clock::time_point until) {
   const auto shares_cpu = [&] {
     const std::uint32_t here = current_cpu();
     for (int peer = 0; peer < member_->size(); ++peer) {
-      if (waits_for(peer) && segment_.control(peer).cpu.load(std::memory_order_relaxed) == here) return here != 0;
+      if (waits_for(peer) && segment_.control(segment_.seat_of(peer)).cpu.load(std::memory_order_relaxed) == here)
+        return here != 0;
     }
     return false;
   };
@@ -357,15 +359,15 @@ Lane::News Messages::wait_for_news(Clock::time_point until) {
 }
 
 std::optional<Bell> Messages::arm() {
-  MessageLine& line = segment_.message_line(rank_);
+  MessageLine& line = segment_.message_line(seat_);
   line.sleeps.store(1, std::memory_order_seq_cst);
   const Bell bell{&line.bell, line.bell.load(std::memory_order_seq_cst)};
   if (advance(Clock::now())) return std::nullopt;
   return bell;
 }
 
-void Messages::disarm() { segment_.message_line(rank_).sleeps.store(0, std::memory_order_release); }
+void Messages::disarm() { segment_.message_line(seat_).sleeps.store(0, std::memory_order_release); }
 
-void Messages::wake_holder() noexcept { ring(segment_.message_line(rank_).bell); }
+void Messages::wake_holder() noexcept { ring(segment_.message_line(seat_).bell); }
 
 }  // namespace phalanx

@@ -85,6 +85,22 @@ class Messages : public Lane {
     bool empty() const noexcept { return to_grant.empty() && streams.empty() && num_posted == 0; }
   };
 
+  // Tickets and lists speak of ranks, the segment of seats: this is the border.
+  ChannelLines& lines_to(int peer) const noexcept { return segment_.channel_lines(seat_, segment_.seat_of(peer)); }
+  ChannelLines& lines_from(int peer) const noexcept { return segment_.channel_lines(segment_.seat_of(peer), seat_); }
+  Envelope& envelope_to(int peer, std::uint64_t number) const noexcept {
+    return segment_.envelope(seat_, segment_.seat_of(peer), number);
+  }
+  const Envelope& envelope_from(int peer, std::uint64_t number) const noexcept {
+    return segment_.envelope(segment_.seat_of(peer), seat_, number);
+  }
+  std::byte* chunk_to(int peer, std::uint64_t number) const noexcept {
+    return segment_.message_chunk(seat_, segment_.seat_of(peer), number);
+  }
+  const std::byte* chunk_from(int peer, std::uint64_t number) const noexcept {
+    return segment_.message_chunk(segment_.seat_of(peer), seat_, number);
+  }
+
   // Chunks that a channel moves before others get their turn.
   static constexpr int kChunksAtOnce = 8;
   bool go_on(Clock::time_point now, int most_chunks);
@@ -118,6 +134,7 @@ class Messages : public Lane {
   const std::shared_ptr<Member> member_;
   const Segment& segment_;
   const int rank_;
+  const Seat seat_;
   const std::uint64_t chunk_bytes_;
   Patience patience_;
   DeathWatch deaths_;

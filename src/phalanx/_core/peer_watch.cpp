@@ -105,7 +105,7 @@ void PeerWatch::add(const std::shared_ptr<Member>& member, const std::vector<Pee
       if (!peers[rank]) continue;
       Watched& watched = watched_[peers[rank]];
       watched.job_rank = job_ranks[rank];
-      watched.seats.emplace_back(member, static_cast<int>(rank));
+      watched.memberships.emplace_back(member, static_cast<int>(rank));
     }
     box_ = std::move(box);
     folder_ = folder;
@@ -125,9 +125,9 @@ void PeerWatch::remove(const std::shared_ptr<Member>& member) {
 // With the lock of what is watched.
 void PeerWatch::forget(const std::shared_ptr<Member>& member) {
   for (auto& [peer, watched] : watched_) {
-    std::erase_if(watched.seats, [&](const auto& seat) { return seat.first == member; });
+    std::erase_if(watched.memberships, [&](const auto& membership) { return membership.first == member; });
   }
-  std::erase_if(watched_, [](const auto& entry) { return entry.second.seats.empty(); });
+  std::erase_if(watched_, [](const auto& entry) { return entry.second.memberships.empty(); });
 }
 
 // With the lock of starting and stopping.
@@ -158,8 +158,9 @@ void PeerWatch::add_to_making(const PeerPtr& peer, int job_rank, std::shared_ptr
     is_new = added;
     Watched& watched = place->second;
     watched.job_rank = job_rank;
-    const auto is_there = [](const Seat& seat) { return seat.first == nullptr; };
-    if (std::none_of(watched.seats.begin(), watched.seats.end(), is_there)) watched.seats.emplace_back(nullptr, 0);
+    const auto is_there = [](const Membership& membership) { return membership.first == nullptr; };
+    if (std::none_of(watched.memberships.begin(), watched.memberships.end(), is_there))
+      watched.memberships.emplace_back(nullptr, 0);
     box_ = std::move(box);
     folder_ = folder;
   }
@@ -178,9 +179,9 @@ void PeerWatch::end_making() {
 }
 
 // A process that is in no group has nothing to say to peers. One that ends by itself has written down why.
-bool PeerWatch::has_left(const Seat& seat, std::int32_t status) noexcept {
-  if (seat.first == nullptr) return status != kUnknownStatus && WIFEXITED(status);
-  return seat.first->lines.leaving(seat.second) != Leaving::no;
+bool PeerWatch::has_left(const Membership& membership, std::int32_t status) noexcept {
+  if (membership.first == nullptr) return status != kUnknownStatus && WIFEXITED(status);
+  return membership.first->lines.leaving(membership.second) != Leaving::no;
 }
 
 void PeerWatch::start() {
@@ -262,10 +263,10 @@ std::vector<PeerWatch::Death> PeerWatch::look_at(const std::vector<PeerPtr>& pee
       continue;
     }
     found->second.done = true;
-    const auto& seats = found->second.seats;
+    const auto& memberships = found->second.memberships;
     const std::int32_t status = peer->status();
-    const bool in_order =
-        std::all_of(seats.begin(), seats.end(), [&](const Seat& seat) { return has_left(seat, status); });
+    const bool in_order = std::all_of(memberships.begin(), memberships.end(),
+                                      [&](const Membership& membership) { return has_left(membership, status); });
     deaths.push_back({found->second.job_rank, peer->identity(), status, peer->replaced(), in_order});
   }
   // Of several that died before this look, those that a launcher ended came last.

@@ -38,11 +38,11 @@ class PeerWatch {
 
  private:
   using PeerPtr = std::shared_ptr<Peer>;
-  using Seat = std::pair<std::shared_ptr<Member>, int>;
+  using Membership = std::pair<std::shared_ptr<Member>, int>;
   // A peer, and its places in the groups that this process shares with it; no member: in one that is being made.
   struct Watched {
     int job_rank = 0;
-    std::vector<Seat> seats;
+    std::vector<Membership> memberships;
     int false_alarms = 0;
     bool done = false;  // its death is known, or it can't be watched any more
   };
@@ -54,7 +54,7 @@ class PeerWatch {
     bool in_order;  // it had left its groups, and speaks for itself
   };
 
-  static bool has_left(const Seat& seat, std::int32_t status) noexcept;
+  static bool has_left(const Membership& membership, std::int32_t status) noexcept;
 
   void forget(const std::shared_ptr<Member>& member);
   void stop_if_idle();

@@ -10,34 +10,32 @@
 
 namespace phalanx {
 
-// The collectives of a group, as one rank sees them.
+// The collectives of a group, as one rank sees them. Posting counts ranks; here each of them becomes a seat.
 class CallPosts {
  public:
-  CallPosts(const Segment& segment, int rank) noexcept : segment_(segment), mine_(segment.post_line(rank)) {}
+  CallPosts(const Segment& segment, int rank) noexcept : segment_(segment), mine_(line(rank)) {}
 
-  std::uint64_t posted(int rank) const noexcept {
-    return segment_.post_line(rank).posted.load(std::memory_order_seq_cst);
-  }
-  std::uint64_t posted_again(int rank) const noexcept {
-    return segment_.post_line(rank).posted.load(std::memory_order_acquire);
-  }
+  std::uint64_t posted(int rank) const noexcept { return line(rank).posted.load(std::memory_order_seq_cst); }
+  std::uint64_t posted_again(int rank) const noexcept { return line(rank).posted.load(std::memory_order_acquire); }
   void set_posted(std::uint64_t seq) noexcept { mine_.posted.store(seq, std::memory_order_seq_cst); }
   std::uint64_t word(int rank, int level, std::uint64_t slot) const noexcept {
-    return segment_.post_line(rank).words[level][slot].load(std::memory_order_acquire);
+    return line(rank).words[level][slot].load(std::memory_order_acquire);
   }
   void set_word(int level, std::uint64_t slot, std::uint64_t word) noexcept {
     mine_.words[level][slot].store(word, std::memory_order_release);
   }
 
  private:
+  PostLine& line(int rank) const noexcept { return segment_.post_line(segment_.seat_of(rank)); }
+
   const Segment& segment_;
   PostLine& mine_;
 };
 
-// The messages from one rank to another. Here the sender is rank 0 and the receiver is rank 1.
+// The messages from one seat to another. Posting counts the two sides: the sender is 0, the receiver is 1.
 class MessagePosts {
  public:
-  MessagePosts(const Segment& segment, int from, int to, bool is_sender) noexcept
+  MessagePosts(const Segment& segment, Seat from, Seat to, bool is_sender) noexcept
       : lines_{&segment.pair_line(from, to, true), &segment.pair_line(from, to, false)}, mine_(is_sender ? 0 : 1) {}
 
   std::uint64_t posted(int side) const noexcept { return lines_[side]->posted.load(std::memory_order_seq_cst); }

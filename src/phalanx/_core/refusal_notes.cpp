@@ -5,7 +5,7 @@
 namespace phalanx {
 
 void RefusalNotes::write(LaneKind kind, std::string_view text) noexcept {
-  RefusalLine& line = segment_.refusal(rank_, kind);
+  RefusalLine& line = segment_.refusal(seat_, kind);
   line.text.write(text);
   // After the text: who finds the note open reads this text or a later one.
   line.open.store(1, std::memory_order_release);
@@ -29,13 +29,13 @@ void RefusalNotes::refuse_message(bool sends, int peer, std::int64_t tag, std::s
 // The text has the call's seq: no later call is mistaken for it.
 void RefusalNotes::close_call() noexcept {
   call_refused_ = false;
-  segment_.refusal(rank_, LaneKind::calls).open.store(0, std::memory_order_release);
+  segment_.refusal(seat_, LaneKind::calls).open.store(0, std::memory_order_release);
 }
 
 // Messages have no number that both sides know: the text goes with the second message of the kind.
 void RefusalNotes::close_message(bool sends, int peer, std::int64_t tag) noexcept {
   if (sends != sends_ || peer != peer_ || (tag_ != kUnknownTag && tag != tag_)) return;
-  RefusalLine& line = segment_.refusal(rank_, LaneKind::messages);
+  RefusalLine& line = segment_.refusal(seat_, LaneKind::messages);
   line.open.store(0, std::memory_order_release);
   if (message_made_) {
     line.text.write("");
@@ -47,7 +47,7 @@ void RefusalNotes::close_message(bool sends, int peer, std::int64_t tag) noexcep
 std::vector<std::string> RefusalNotes::open_of(int rank) const {
   std::vector<std::string> texts;
   for (const LaneKind kind : {LaneKind::calls, LaneKind::messages}) {
-    const RefusalLine& line = segment_.refusal(rank, kind);
+    const RefusalLine& line = segment_.refusal(segment_.seat_of(rank), kind);
     if (line.open.load(std::memory_order_acquire) == 0) continue;
     std::string text = line.text.read();
     if (!text.empty()) texts.push_back(std::move(text));

@@ -24,7 +24,7 @@ inline constexpr std::chrono::milliseconds kRefusalGrace{250};
 // This rank's notes, and its view of those of its peers. Writing takes the GIL: one thread at a time.
 class RefusalNotes {
  public:
-  RefusalNotes(const Segment& segment, int rank) noexcept : segment_(segment), rank_(rank) {}
+  RefusalNotes(const Segment& segment, int rank) noexcept : segment_(segment), seat_(segment.seat_of(rank)) {}
 
   void refuse_call(std::string_view text) noexcept;
   void refuse_message(bool sends, int peer, std::int64_t tag, std::string_view text) noexcept;
@@ -47,7 +47,7 @@ class RefusalNotes {
   void close_message(bool sends, int peer, std::int64_t tag) noexcept;
 
   const Segment& segment_;
-  const int rank_;
+  const Seat seat_;
   bool call_refused_ = false;
   // Of the last message that was refused.
   bool message_refused_ = false;

@@ -10,10 +10,12 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace phalanx {
 
@@ -114,7 +116,8 @@ Segment::Segment(Segment&& other) noexcept
       generation_(other.generation_),
       inode_(other.inode_),
       device_(other.device_),
-      offsets_(other.offsets_) {}
+      offsets_(other.offsets_),
+      seating_(std::move(other.seating_)) {}
 
 Segment& Segment::operator=(Segment&& other) noexcept {
   if (this != &other) {
@@ -127,6 +130,7 @@ Segment& Segment::operator=(Segment&& other) noexcept {
     inode_ = other.inode_;
     device_ = other.device_;
     offsets_ = other.offsets_;
+    seating_ = std::move(other.seating_);
   }
   return *this;
 }
@@ -151,7 +155,7 @@ bool Segment::owns_fd() const noexcept {
   return fd_ >= 0 && ::fstat(fd_, &found) == 0 && found.st_ino == inode_ && found.st_dev == device_;
 }
 
-bool Segment::reserve_channel(int from, int to) noexcept {
+bool Segment::reserve_channel(Seat from, Seat to) noexcept {
   if (header().reserved == 0) return true;
   const auto offset = static_cast<off_t>(offsets_.bodies + channel(from, to) * offsets_.body_stride);
   int error;
@@ -175,34 +179,37 @@ Segment Segment::map(int fd, std::size_t bytes) {
   return Segment(base, bytes, fd);
 }
 
-void Segment::format(int size, const Tuning& tuning, const Nonce& nonce) {
-  offsets_ = Offsets(size, tuning);
-  size_ = size;
+void Segment::format(const Seating& seating, const Tuning& tuning, const Nonce& nonce) {
+  offsets_ = Offsets(seating.size(), tuning);
+  size_ = seating.size();
+  seating_ = seating;
   // The memory is zero, which is the start value of every atomic in it; placement new makes them objects.
   auto* header = new (base_) Header{};
   header->version = kVersion;
-  header->size = static_cast<std::uint32_t>(size);
+  header->size = static_cast<std::uint32_t>(size_);
   header->total_bytes = bytes_;
   header->tuning = tuning;
   std::memcpy(header->nonce, nonce.data(), nonce.size());
+  std::memcpy(at<std::int32_t>(offsets_.ranks), seating.ranks().data(), seating.ranks().size() * sizeof(std::int32_t));
   header->magic = kMagic;
 }
 
-Segment Segment::create_memfd(int size, const Tuning& tuning, const Nonce& nonce) {
+Segment Segment::create_memfd(const Seating& seating, const Tuning& tuning, const Nonce& nonce) {
   Fd fd(::memfd_create("phalanx", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.get() < 0) fail("memfd_create");
-  const std::size_t bytes = Offsets(size, tuning).total;
+  const std::size_t bytes = Offsets(seating.size(), tuning).total;
   if (::fchmod(fd.get(), 0600) != 0) fail("fchmod of the memfd");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) fail("ftruncate of the memfd");
   // A peer that truncated the segment would turn every access into a SIGBUS.
   ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
   Segment segment = map(fd.get(), bytes);
   fd.release();
-  segment.format(size, tuning, nonce);
+  segment.format(seating, tuning, nonce);
   return segment;
 }
 
-Segment Segment::create_file(const std::string& path, int size, Tuning tuning, const Nonce& nonce) {
+Segment Segment::create_file(const std::string& path, const Seating& seating, Tuning tuning, const Nonce& nonce) {
+  const int size = seating.size();
   Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (fd.get() < 0) fail("open of " + path);
   try {
@@ -227,7 +234,7 @@ Segment Segment::create_file(const std::string& path, int size, Tuning tuning, c
     if (::ftruncate(fd.get(), static_cast<off_t>(total)) != 0) fail("ftruncate of " + path);
     Segment segment = map(fd.get(), total);
     fd.release();
-    segment.format(size, tuning, nonce);
+    segment.format(seating, tuning, nonce);
     segment.header().reserved = 1;
     return segment;
   } catch (...) {
@@ -275,20 +282,27 @@ Segment Segment::open(const std::string& path, const Nonce& nonce, int size) {
     refuse(path, "has no space reserved");
   }
   if ((header.reserved == 0) != is_memfd) refuse(path, "has a header that does not fit its kind");
+  std::vector<std::int32_t> ranks(static_cast<std::size_t>(size));
+  const auto table_bytes = static_cast<ssize_t>(ranks.size() * sizeof(std::int32_t));
+  const ssize_t num_read =
+      ::pread(fd.get(), ranks.data(), static_cast<std::size_t>(table_bytes), static_cast<off_t>(offsets.ranks));
+  const std::optional<Seating> seating = num_read == table_bytes ? Seating::of(ranks) : std::nullopt;
+  if (!seating) refuse(path, "has no seat for every rank of this group");
   Segment segment = map(fd.get(), offsets.total);
   fd.release();
   segment.size_ = size;
   segment.offsets_ = offsets;
+  segment.seating_ = *seating;
   if (is_memfd) segment.close_fd();
   return segment;
 }
 
-Segment Segment::create_private(int size, const Tuning& tuning) {
-  const std::size_t bytes = Offsets(size, tuning).total;
+Segment Segment::create_private(const Seating& seating, const Tuning& tuning) {
+  const std::size_t bytes = Offsets(seating.size(), tuning).total;
   void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) fail("mmap");
   Segment segment(base, bytes, -1);
-  segment.format(size, tuning, Nonce{});
+  segment.format(seating, tuning, Nonce{});
   return segment;
 }
 

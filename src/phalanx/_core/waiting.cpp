@@ -22,14 +22,19 @@ constexpr std::size_t index(Counter counter) { return static_cast<std::size_t>(c
 }  // namespace
 
 Lines::Lines(const Segment& segment, int rank)
-    : segment_(segment), header_(segment.header()), rank_(rank), size_(segment.size()), patience_(header_.tuning) {
+    : segment_(segment),
+      header_(segment.header()),
+      rank_(rank),
+      seat_(segment.seat_of(rank)),
+      size_(segment.size()),
+      patience_(header_.tuning) {
   for (auto& seen : seen_) seen.resize(static_cast<std::size_t>(size_), 0);
 }
 
 template <class Fn>
-bool Lines::all_peers(const Condition& condition, int waiter, Fn&& load) const noexcept {
-  if (condition.peer != kEveryPeer) return condition.peer == waiter || load(condition.peer) >= condition.value;
-  for (int peer = 0; peer < size_; ++peer) {
+bool Lines::all_peers(const Condition& condition, Seat waiter, Fn&& load) const noexcept {
+  if (condition.seat != kEverySeat) return condition.seat == waiter || load(condition.seat) >= condition.value;
+  for (const Seat peer : Seats(size_)) {
     if (peer != waiter && load(peer) < condition.value) return false;
   }
   return true;
@@ -37,8 +42,8 @@ bool Lines::all_peers(const Condition& condition, int waiter, Fn&& load) const n
 
 bool Lines::reached(const Condition& condition) noexcept {
   auto& seen = seen_[index(condition.counter)];
-  return all_peers(condition, rank_, [&](int peer) {
-    auto& last = seen[static_cast<std::size_t>(peer)];
+  return all_peers(condition, seat_, [&](Seat peer) {
+    auto& last = seen[index_of(peer)];
     if (last < condition.value) {
       last = segment_.control(peer).counters[index(condition.counter)].load(std::memory_order_acquire);
     }
@@ -47,30 +52,30 @@ bool Lines::reached(const Condition& condition) noexcept {
 }
 
 bool Lines::reached_now(const Condition& condition) const noexcept {
-  return all_peers(condition, rank_, [&](int peer) {
+  return all_peers(condition, seat_, [&](Seat peer) {
     return segment_.control(peer).counters[index(condition.counter)].load(std::memory_order_seq_cst);
   });
 }
 
 void Lines::publish(Counter counter, std::uint64_t value) noexcept {
   const std::uint64_t before = std::exchange(published_[index(counter)], value);
-  Control& mine = segment_.control(rank_);
+  Control& mine = segment_.control(seat_);
   mine.cpu.store(current_cpu(), std::memory_order_relaxed);
   mine.counters[index(counter)].store(value, kPublishing);
   if (header_.sleepers.load(std::memory_order_seq_cst) != 0) ring_if_complete(counter, before, value);
 }
 
 void Lines::ring_if_complete(Counter counter, std::uint64_t before, std::uint64_t now) noexcept {
-  for (int waiter = 0; waiter < size_; ++waiter) {
-    if (waiter == rank_) continue;
+  for (const Seat waiter : Seats(size_)) {
+    if (waiter == seat_) continue;
     WaitLine& line = segment_.wait_line(waiter);
     if (line.counter.load(std::memory_order_acquire) != index(counter) + 1) continue;
-    const Condition condition{counter, line.peer.load(std::memory_order_relaxed),
+    const Condition condition{counter, line.seat.load(std::memory_order_relaxed),
                               line.value.load(std::memory_order_relaxed)};
-    if (condition.peer != kEveryPeer && condition.peer != rank_) continue;
+    if (condition.seat != kEverySeat && condition.seat != seat_) continue;
     // Only the step across the value can be the one that completes the condition.
     if (before >= condition.value || now < condition.value) continue;
-    const bool complete = all_peers(condition, waiter, [&](int peer) {
+    const bool complete = all_peers(condition, waiter, [&](Seat peer) {
       return segment_.control(peer).counters[index(counter)].load(std::memory_order_seq_cst);
     });
     if (complete) return ring(header_.bell);  // one ring wakes all; those who wait for something else go on waiting
@@ -79,19 +84,19 @@ void Lines::ring_if_complete(Counter counter, std::uint64_t before, std::uint64_
 
 void Lines::ring_all() noexcept {
   ring(header_.bell);
-  for (int peer = 0; peer < size_; ++peer) ring(segment_.message_line(peer).bell);
+  for (const Seat seat : Seats(size_)) ring(segment_.message_line(seat).bell);
 }
 
 WaitResult Lines::look(const Condition& condition) const noexcept {
   if (reached_now(condition)) return WaitResult::reached;
-  if (!failed()) return first_gone(condition) >= 0 ? WaitResult::gone : WaitResult::expired;
-  if (failed_for_all() || first_gone(condition) >= 0) return WaitResult::failed;
+  if (!failed()) return first_gone(condition) != kNoRank ? WaitResult::gone : WaitResult::expired;
+  if (failed_for_all() || first_gone(condition) != kNoRank) return WaitResult::failed;
   return WaitResult::expired;
 }
 
 bool Lines::shares_cpu(const Condition& condition) const noexcept {
   const std::uint32_t here = current_cpu();
-  return here != 0 && !all_peers(condition, rank_, [&](int peer) {
+  return here != 0 && !all_peers(condition, seat_, [&](Seat peer) {
            const Control& control = segment_.control(peer);
            const bool late =
                control.counters[index(condition.counter)].load(std::memory_order_relaxed) < condition.value;
@@ -116,8 +121,8 @@ WaitResult Lines::wait(const Condition& condition, Clock::time_point until) noex
 }
 
 std::optional<Bell> Lines::arm(const Condition& condition) noexcept {
-  WaitLine& line = segment_.wait_line(rank_);
-  line.peer.store(condition.peer, std::memory_order_relaxed);
+  WaitLine& line = segment_.wait_line(seat_);
+  line.seat.store(condition.seat, std::memory_order_relaxed);
   line.value.store(condition.value, std::memory_order_relaxed);
   line.counter.store(static_cast<std::uint32_t>(index(condition.counter)) + 1, std::memory_order_seq_cst);
   if (!std::exchange(armed_, true)) header_.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -129,14 +134,15 @@ std::optional<Bell> Lines::arm(const Condition& condition) noexcept {
 void Lines::disarm() noexcept {
   if (!std::exchange(armed_, false)) return;
   header_.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-  segment_.wait_line(rank_).counter.store(0, std::memory_order_release);
+  segment_.wait_line(seat_).counter.store(0, std::memory_order_release);
 }
 
 std::vector<int> Lines::missing(const Condition& condition) const {
   std::vector<int> peers;
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_ || (condition.peer != kEveryPeer && condition.peer != peer)) continue;
-    if (segment_.control(peer).counters[index(condition.counter)].load(std::memory_order_acquire) < condition.value) {
+    const Seat seat = segment_.seat_of(peer);
+    if (seat == seat_ || (condition.seat != kEverySeat && condition.seat != seat)) continue;
+    if (segment_.control(seat).counters[index(condition.counter)].load(std::memory_order_acquire) < condition.value) {
       peers.push_back(peer);
     }
   }
@@ -144,7 +150,7 @@ std::vector<int> Lines::missing(const Condition& condition) const {
 }
 
 bool Lines::gone(int rank, GaveUp kind, bool ask) const noexcept {
-  const std::uint32_t gave_up = segment_.control(rank).gave_up.load(std::memory_order_seq_cst);
+  const std::uint32_t gave_up = segment_.control(segment_.seat_of(rank)).gave_up.load(std::memory_order_seq_cst);
   if ((gave_up & static_cast<std::uint32_t>(kind)) != 0) return true;
   Peer* process = process_of(rank);
   const Leaving left = leaving(rank);
@@ -157,18 +163,18 @@ bool Lines::gone(int rank, GaveUp kind, bool ask) const noexcept {
 }
 
 int Lines::first_gone(const Condition& condition) const noexcept {
-  int found = -1;
   const bool ask = !peers_.empty() && deaths_.due();
-  all_peers(condition, rank_, [&](int peer) -> std::uint64_t {
-    const auto value = [&] {
-      return segment_.control(peer).counters[index(condition.counter)].load(std::memory_order_seq_cst);
+  for (int peer = 0; peer < size_; ++peer) {
+    const Seat seat = segment_.seat_of(peer);
+    if (seat == seat_ || (condition.seat != kEverySeat && condition.seat != seat)) continue;
+    const auto is_late = [&] {
+      return segment_.control(seat).counters[index(condition.counter)].load(std::memory_order_seq_cst) <
+             condition.value;
     };
     // The second look comes after the peer is known to be gone: it may have taken its last step just before.
-    if (found < 0 && value() < condition.value && gone(peer, GaveUp::calls, ask) && value() < condition.value)
-      found = peer;
-    return condition.value;  // go on to the next peer
-  });
-  return found;
+    if (is_late() && gone(peer, GaveUp::calls, ask) && is_late()) return peer;
+  }
+  return kNoRank;
 }
 
 Failure Lines::describe_gone(int rank) const {
@@ -189,7 +195,7 @@ Failure Lines::describe_gone(int rank) const {
 
 // What a process that is going down has told of its end.
 std::int32_t Lines::exit_status(int rank) const noexcept {
-  const std::int32_t told = segment_.last_words(rank).exit_status.load(std::memory_order_acquire);
+  const std::int32_t told = segment_.last_words(segment_.seat_of(rank)).exit_status.load(std::memory_order_acquire);
   return told != 0 ? told - 1 : kUnknownStatus;
 }
 
@@ -227,17 +233,17 @@ bool Lines::failed_for_all() const {
 }
 
 void Lines::give_up(GaveUp kind) noexcept {
-  segment_.control(rank_).gave_up.fetch_or(static_cast<std::uint32_t>(kind), std::memory_order_seq_cst);
+  segment_.control(seat_).gave_up.fetch_or(static_cast<std::uint32_t>(kind), std::memory_order_seq_cst);
 }
 
 void Lines::leave(Leaving leaving) noexcept {
-  segment_.control(rank_).left.store(static_cast<std::uint32_t>(leaving), std::memory_order_seq_cst);
+  segment_.control(seat_).left.store(static_cast<std::uint32_t>(leaving), std::memory_order_seq_cst);
   ring_all();
 }
 
 void Lines::place(const Location* location) noexcept {
   if (location == nullptr) return;
-  LocationLine& line = segment_.location_line(rank_, location->id);
+  LocationLine& line = segment_.location_line(seat_, location->id);
   if (line.id.load(std::memory_order_relaxed) != location->id) {
     line.id.store(0, std::memory_order_relaxed);
     line.text.write(location->text);
@@ -247,7 +253,7 @@ void Lines::place(const Location* location) noexcept {
 
 std::string Lines::location_text(int rank, std::uint32_t id) const {
   if (id == 0) return {};
-  const LocationLine& line = segment_.location_line(rank, id);
+  const LocationLine& line = segment_.location_line(segment_.seat_of(rank), id);
   if (line.id.load(std::memory_order_acquire) != id) return {};
   std::string text = line.text.read();
   std::atomic_thread_fence(std::memory_order_acquire);
@@ -256,10 +262,11 @@ std::string Lines::location_text(int rank, std::uint32_t id) const {
 
 void Lines::testify(std::uint32_t report, int rank, LaneKind kind, std::uint64_t called,
                     std::uint64_t latest) noexcept {
-  Testimony& testimony = segment_.testimony(report, rank);
+  const Seat seat = segment_.seat_of(rank);
+  Testimony& testimony = segment_.testimony(report, seat);
   const auto made = [&](std::uint64_t seq) -> MadeCall {
     if (seq == 0) return {};
-    const Descriptor found = segment_.descriptor(rank, seq);
+    const Descriptor found = segment_.descriptor(seat, seq);
     // Gone by now, where the rank is far ahead.
     if (found.seq != seq) return {};
     MadeCall call{seq, found.result, found.call, {}};
@@ -268,9 +275,9 @@ void Lines::testify(std::uint32_t report, int rank, LaneKind kind, std::uint64_t
   };
   testimony.call = made(called);
   // Ranks that do not wait may have got further: what matters is what came before.
-  const std::uint64_t completed = segment_.answer(rank).completed.load(std::memory_order_acquire);
+  const std::uint64_t completed = segment_.answer(seat).completed.load(std::memory_order_acquire);
   testimony.completed = made(std::min(completed, latest));
-  copy_text(testimony.refused, segment_.refusal(rank, kind).text.read());
+  copy_text(testimony.refused, segment_.refusal(seat, kind).text.read());
 }
 
 void Lines::note(ShapeNote note) {
@@ -285,14 +292,14 @@ std::optional<ShapeNote> Lines::take_note() {
 }
 
 void Lines::say_last_words(const std::string& text) noexcept {
-  LastWords& words = segment_.last_words(rank_);
+  LastWords& words = segment_.last_words(seat_);
   if (words.said.load(std::memory_order_relaxed) != 0) return;
   copy_text(words.text, text);
   words.said.store(1, std::memory_order_release);
 }
 
 std::string Lines::last_words(int rank) const {
-  const LastWords& words = segment_.last_words(rank);
+  const LastWords& words = segment_.last_words(segment_.seat_of(rank));
   return words.said.load(std::memory_order_acquire) != 0 ? words.text : "";
 }
 

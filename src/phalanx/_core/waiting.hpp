@@ -25,32 +25,31 @@ namespace phalanx {
 
 enum class Counter : std::uint32_t { staged = 0, combined = 1, done = 2 };
 
-inline constexpr int kEveryPeer = -1;
-
-// "This counter of this peer, or of every peer, has reached this value."
+// "This counter of the rank in this seat, or of every peer (kEverySeat), has reached this value."
 struct Condition {
   Counter counter;
-  int peer;
+  Seat seat;
   std::uint64_t value;
 };
 
 // A condition in one word, which threads can share. Ticks are counted one by one: they never need 51 bits.
 using PackedCondition = std::uint64_t;
 inline constexpr PackedCondition kNoCondition = ~PackedCondition{0};
-inline constexpr int kCounterBits = 2, kPeerBits = 11;
-static_assert(kMaxRanks < 1 << kPeerBits);
+inline constexpr int kCounterBits = 2, kSeatBits = 11;
+static_assert(kMaxRanks < 1 << kSeatBits);
 
 constexpr PackedCondition pack(const Condition& condition) noexcept {
-  const auto peer = static_cast<PackedCondition>(condition.peer - kEveryPeer);
-  return condition.value << (kCounterBits + kPeerBits) | peer << kCounterBits |
+  // kEverySeat becomes 0.
+  const auto seat = static_cast<PackedCondition>(static_cast<int>(condition.seat) - static_cast<int>(kEverySeat));
+  return condition.value << (kCounterBits + kSeatBits) | seat << kCounterBits |
          static_cast<PackedCondition>(condition.counter);
 }
 
 constexpr Condition unpack(PackedCondition packed) noexcept {
   const auto low = [&](int bits) { return packed & ((PackedCondition{1} << bits) - 1); };
   return {static_cast<Counter>(low(kCounterBits)),
-          static_cast<int>(low(kCounterBits + kPeerBits) >> kCounterBits) + kEveryPeer,
-          packed >> (kCounterBits + kPeerBits)};
+          Seat{static_cast<int>(low(kCounterBits + kSeatBits) >> kCounterBits) + static_cast<int>(kEverySeat)},
+          packed >> (kCounterBits + kSeatBits)};
 }
 
 enum class WaitResult {
@@ -87,11 +86,13 @@ struct ShapeNote {
   Side sides[2];
 };
 
+// Conditions, which are looked at all the time, speak of seats; everything that tells of a member speaks of ranks.
 class Lines {
  public:
   Lines(const Segment& segment, int rank);
 
   int rank() const noexcept { return rank_; }
+  Seat seat() const noexcept { return seat_; }
   int size() const noexcept { return size_; }
 
   // Makes everything this rank wrote before visible to whoever sees the counter. Values only grow.
@@ -112,14 +113,15 @@ class Lines {
   // Where things stand, without waiting: reached, failed, gone or expired.
   WaitResult look(const Condition& condition) const noexcept;
 
-  // Peers that do not meet the condition, and the first of them that will take no further step (-1: none).
+  // The ranks of peers that do not meet the condition, and the first of them that will take no further step (kNoRank:
+  // none).
   std::vector<int> missing(const Condition& condition) const;
   int first_gone(const Condition& condition) const noexcept;
 
   // The processes behind the ranks, as far as they can be watched.
   void watch(std::vector<std::shared_ptr<Peer>> peers) { peers_ = std::move(peers); }
   Leaving leaving(int rank) const noexcept {
-    return static_cast<Leaving>(segment_.control(rank).left.load(std::memory_order_seq_cst));
+    return static_cast<Leaving>(segment_.control(segment_.seat_of(rank)).left.load(std::memory_order_seq_cst));
   }
   // This rank will take no further step of the kind: it has left, given up on the broken group, or died, which the
   // system is asked about where `ask` says so.
@@ -182,19 +184,21 @@ class Lines {
     return peers_.empty() ? nullptr : peers_[static_cast<std::size_t>(rank)].get();
   }
   void ring_if_complete(Counter counter, std::uint64_t before, std::uint64_t now) noexcept;
+  // Whether load(seat) has reached the value in all seats that the condition of the one in seat `waiter` is about.
   template <class Fn>
-  bool all_peers(const Condition& condition, int waiter, Fn&& load) const noexcept;
+  bool all_peers(const Condition& condition, Seat waiter, Fn&& load) const noexcept;
 
   const Segment& segment_;
   Header& header_;
   const int rank_;
+  const Seat seat_;
   const int size_;
   Patience patience_;
   std::vector<std::shared_ptr<Peer>> peers_;
   mutable DeathWatch deaths_;
   bool armed_ = false;
   std::uint64_t published_[3] = {0, 0, 0};
-  std::vector<std::uint64_t> seen_[3];  // what this rank last read of its peers' counters
+  std::vector<std::uint64_t> seen_[3];  // what this rank last read of its peers' counters, by seat
   ShapeNote note_;
   std::atomic<bool> noted_{false};
 };

@@ -17,13 +17,18 @@ from phalanx.transports import limits
 from phalanx.transports.hello import Hello, Offer
 from phalanx.transports.identities import process_namespace
 
-__all__ = ["Made", "check_path", "made_file", "made_memfd"]
+__all__ = ["Made", "check_path", "made_file", "made_memfd", "ranks_by_seat"]
 
 _SHM_FOLDER = Path("/dev/shm")
 _FILE_PREFIX = "phalanx-"
 
 # What rank 0 says of the segment (where it is, or why there is none) and its own mapping. None on other ranks.
 Made = tuple[Offer | None, _native.Segment | None]
+
+
+def ranks_by_seat(size: int) -> list[int]:
+    """Which rank gets which seat in the memory of a group. Any order is right; tests replace this one."""
+    return list(range(size))
 
 
 @contextlib.contextmanager
@@ -33,7 +38,8 @@ def made_memfd(hellos: Sequence[Hello], nonce: bytes, *, own: bool, only_posts: 
         yield None, None
         return
     try:
-        segment = _native.Segment.create_memfd(len(hellos), _tuning(hellos, only_posts), nonce)
+        size = len(hellos)
+        segment = _native.Segment.create_memfd(size, _tuning(hellos, only_posts), nonce, ranks_by_seat(size))
     except (OSError, RuntimeError) as error:
         if limits.is_limit(error):
             raise
@@ -86,7 +92,7 @@ def _file_path(nonce: str) -> Path:
 
 def _make_file(path: Path, size: int, tuning: _native.Tuning, nonce: bytes) -> _native.Segment:
     while True:
-        segment = _native.Segment.create_file(str(path), size, tuning, nonce)
+        segment = _native.Segment.create_file(str(path), size, tuning, nonce, ranks_by_seat(size))
         # Locked until the file is unlinked: another group removes files that nobody has locked, and may have taken
         # this one for an orphan before it was locked.
         fcntl.flock(segment.fd, fcntl.LOCK_EX)
