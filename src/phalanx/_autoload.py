@@ -6,7 +6,6 @@ goes wrong is logged, and the error comes when the backend is asked for.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 import sys
@@ -24,7 +23,11 @@ def register() -> None:
         import torch
         import torch.distributed as dist
 
-        if not dist.is_available() or "PHALANX" in dist.Backend._plugins:
+        if not dist.is_available():
+            return
+        from phalanx.group.torch_compat import registering
+
+        if registering.is_registered("phalanx"):
             return
         _check_version(torch.__version__)
         if sys.version_info >= (3, 13):
@@ -32,9 +35,7 @@ def register() -> None:
 
             children.watch()
         dist.Backend.register_backend("phalanx", _create, extended_api=True, devices=["cpu"])
-        if importlib.util.find_spec("torch.distributed._dist2") is not None:
-            # torch's experiment with groups as objects, which not every version has.
-            importlib.import_module("torch.distributed._dist2").register_backend("phalanx", _create_alone)
+        registering.register_alone("phalanx", _create_alone)
     except Exception:
         if "torch" in sys.modules:
             _logger.warning('the backend "phalanx" could not be registered', exc_info=True)

@@ -29,7 +29,8 @@ from phalanx.group.gradients import Target, apply
 from phalanx.group.process_group import ProcessGroup
 from phalanx.group.refusing import collective
 from phalanx.group.scope import group_of_call
-from phalanx.group.torch_compat import are_transforms_active, not_traced
+from phalanx.group.torch_compat.dispatcher import are_transforms_active
+from phalanx.group.torch_compat.tracing import not_traced
 
 __all__ = [
     "all_gather",

@@ -23,7 +23,7 @@ from phalanx import ProcessGroup, _native
 from phalanx.collectives.checks import LEARNED_LAZY_BITS, learn_lazy_bits
 from phalanx.errors import InvalidCall
 from phalanx.group.calling import CallingGroup
-from phalanx.group.torch_compat import LEARNED_OPTIONS, OPTION_CLASSES, sample_options
+from phalanx.group.torch_compat.options import LEARNED_OPTIONS, OPTION_CLASSES, sample_options
 
 Call = Callable[[], Any]
 

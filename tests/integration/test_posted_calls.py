@@ -14,7 +14,7 @@ from stand_in import Watched
 
 import phalanx
 from phalanx import _native
-from phalanx.transports.hooks import Observer, observe
+from phalanx.transports.observers import Observer, observe
 from phalanx.types import GroupInfo
 
 _FLOAT = [dtype.name for dtype in _native.DTYPES].index("float32")

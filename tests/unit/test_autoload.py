@@ -52,7 +52,14 @@ print(sorted(name for name in sys.modules if name.startswith("phalanx")), len(os
 
 def test_import_torch_is_enough_and_loads_no_more_than_it_must() -> None:
     loaded, result = _outcome(LOOK + USE).splitlines()
-    needed = ["phalanx", "phalanx._autoload", *(["phalanx.children"] if sys.version_info >= (3, 13) else [])]
+    needed = [
+        "phalanx",
+        "phalanx._autoload",
+        *(["phalanx.children"] if sys.version_info >= (3, 13) else []),
+        "phalanx.group",
+        "phalanx.group.torch_compat",
+        "phalanx.group.torch_compat.registering",
+    ]
     without, result_without = _outcome(LOOK + "import phalanx\n" + USE, TORCH_DEVICE_BACKEND_AUTOLOAD="0").splitlines()
     assert result == result_without == "[1.0, 1.0, 1.0] phalanx"
     # As many threads as without.

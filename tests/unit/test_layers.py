@@ -7,6 +7,8 @@ import graphlib
 import re
 from pathlib import Path
 
+import pytest
+
 import phalanx
 
 ROOT = Path(phalanx.__file__).parent
@@ -39,8 +41,12 @@ def _is_private(part: str) -> bool:
 
 
 def _imports(path: Path) -> list[tuple[str, ...]]:
+    return _imports_of(ast.parse(path.read_text()))
+
+
+def _imports_of(tree: ast.Module) -> list[tuple[str, ...]]:
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [tuple(alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -68,14 +74,122 @@ def test_imports_go_downwards() -> None:
     assert not wrong
 
 
+# Where torch's private names are, and nowhere else.
+COMPAT = ROOT / "group" / "torch_compat"
+# Calls whose argument names an attribute or a module.
+_BY_NAME = {"getattr", "hasattr", "setattr", "import_module", "find_spec", "__import__"}
+
+
+def _is_private_name(text: str) -> bool:
+    return bool(re.fullmatch(r"[A-Za-z_][\w.]*", text)) and any(
+        _is_private(part) and not part.startswith("__") for part in text.split(".")
+    )
+
+
+def _names_of_torch(tree: ast.Module) -> set[str]:
+    """What a module calls things that come from torch."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {(alias.asname or "torch") for alias in node.names if alias.name.split(".")[0] == "torch"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def _root_of(node: ast.AST) -> str:
+    """The name at the beginning of a chain of attributes, calls and subscripts."""
+    while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _parameters_of_torch(tree: ast.Module, names: set[str]) -> set[str]:
+    """Variables and parameters that are annotated with something of torch's."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.annotation is not None and _root_of(node.annotation) in names:
+            found.add(node.arg)
+        elif (
+            isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and _root_of(node.annotation) in names
+        ):
+            found.add(node.target.id)
+    return found
+
+
+# Private attributes that only torch's objects have, on whatever they are looked for.
+_ON_OBJECTS = re.compile(
+    r"_(get_backend|plugins|nnz|indices|values|schema|get_dispatch_mode|is_profiler_enabled|current_graph_task_id|"
+    r"register_process_group|unregister_process_group|execution_engine|torchdynamo\w*|c10d_logger|world)"
+)
+
+
+def _private_names(path: Path, text: str) -> list[str]:
+    """Uses of torch's private names: imports, attributes, and names in strings."""
+    tree = ast.parse(text)
+    names = _names_of_torch(tree)
+    names |= _parameters_of_torch(tree, names)
+    found = [".".join(name) for name in _imports_of(tree) if name[0] == "torch" and any(map(_is_private, name))]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_private(node.attr) and not node.attr.startswith("__"):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if _root_of(node) in names or (_ON_OBJECTS.fullmatch(node.attr) and not own):
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value.startswith("torch.") and _is_private_name(node.value):
+                found.append(repr(node.value))
+        elif isinstance(node, ast.Call) and _name_of_function(node) in _BY_NAME:
+            texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            if any(map(_is_private_name, texts)) and _root_of(node.args[0]) in names:
+                found.append(ast.unparse(node))
+    return found
+
+
+def _name_of_function(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
 def test_private_names_of_torch_stay_in_torch_compat() -> None:
-    wrong = []
-    for path in ROOT.rglob("*.py"):
-        if path.name == "torch_compat.py":
-            continue
-        private = [name for name in _imports(path) if name[0] == "torch" and any(map(_is_private, name))]
-        wrong += [f"{path.relative_to(ROOT)} imports {'.'.join(name)}" for name in private]
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in ROOT.rglob("*.py")
+        if COMPAT not in path.parents
+        for name in _private_names(path, path.read_text())
+    ]
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from torch._C import DispatchKey",
+        "from torch.distributed import distributed_c10d",
+        "import torch\ntorch._C._get_dispatch_mode()",
+        "import torch.distributed as dist\ndist.distributed_c10d.GroupMember",
+        "import torch.distributed as dist\ndist.Backend._plugins",
+        "from torch.autograd import profiler as p\np._is_profiler_enabled",
+        "from torch import Tensor\ndef f(tensor: Tensor): return tensor.detach()._nnz()",
+        "def f(group): return group._get_backend(None)",
+        "import importlib\nimportlib.import_module('torch.distributed._dist2')",
+        "import torch\ngetattr(torch, '_C')",
+        "import torch\nhasattr(torch.distributed, 'distributed_c10d')",
+    ],
+)
+def test_a_private_name_of_torch_is_found(code: str) -> None:
+    assert _private_names(ROOT / "x.py", code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch\ntorch.distributed.all_reduce(t)",
+        "class Group:\n    def _get_backend(self): return self._get_backend",
+        "import torch\ntorch.Tensor.__torch_dispatch__",
+        "'see torch._C for more'",
+    ],
+)
+def test_public_names_are_not_taken_for_private_ones(code: str) -> None:
+    assert not _private_names(ROOT / "x.py", code)
 
 
 def test_the_core_knows_nothing_of_torch() -> None:

@@ -93,7 +93,7 @@ def _codes_of_call(path: Path, call: ast.Call) -> Iterator[str]:
     function = getattr(call.func, "id", "")
     if function == "Report":
         yield from (f"MISMATCH:{text}" for text in _capitals(call.args[0]))
-    elif path.parts[0] in ("collectives", "group") and path.stem != "torch_compat" and len(call.args) > 2:
+    elif path.parts[0] in ("collectives", "group") and "torch_compat" not in path.parts and len(call.args) > 2:
         # fail(info, op, "ROOT", …) and its like; Refusal("ROOT", …) of a problem, and its like.
         place = 0 if path.stem in ("problems", "checks") and function in ("Refusal", "_Unfit") else 2
         yield from (f"INVALID:{text}" for text in _capitals(call.args[place]))

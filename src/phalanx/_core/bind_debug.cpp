@@ -124,7 +124,7 @@ void bind_debug(nb::module_& module, nb::class_<Group>& group) {
             return self.segment().answer(self.segment().seat_of(rank)).box.read();
           },
           "rank"_a)
-      .def_prop_ro("check", [](Group& self) { return static_cast<int>(self.segment().header().tuning.check); })
+      .def_prop_ro("level", [](Group& self) { return static_cast<int>(self.segment().header().tuning.check); })
       .def_rw("token", &Group::token);
 
   module.def("look_for_deaths", [] {

@@ -139,7 +139,7 @@ NB_MODULE(_core_ext, m) {
       .def_rw("one_shot_bytes", &Tuning::one_shot_bytes)
       .def_rw("message_chunk_bytes", &Tuning::message_chunk_bytes)
       .def_prop_rw(
-          "check", [](const Tuning& self) { return static_cast<int>(self.check); },
+          "level", [](const Tuning& self) { return static_cast<int>(self.check); },
           [](Tuning& self, int check) { self.check = static_cast<Check>(check); })
       .def_prop_rw(
           "only_posts", [](const Tuning& self) { return self.purpose == Purpose::posting; },

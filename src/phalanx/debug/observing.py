@@ -4,7 +4,6 @@ its report behind."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import os
@@ -12,28 +11,29 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from phalanx import _native
 from phalanx.debug import answers, flight
-from phalanx.debug.absence import MOST_RECORDS, Asker, describe_absent, last_calls
+from phalanx.debug.absence import describe_absent
+from phalanx.debug.advising import Advising
 from phalanx.debug.finite import describe_not_finite
 from phalanx.debug.makings import Makings
 from phalanx.debug.own_box import own_box
+from phalanx.debug.seen import SeenGroups, WatchedTransport, native_of
 from phalanx.errors import REPORT_NOTE, InvalidCall, PhalanxError
 from phalanx.log import logger
 from phalanx.printable import printable
 from phalanx.transports import limits
-from phalanx.transports.hooks import Observer, observe
+from phalanx.transports.advisers import take_advice_of
 from phalanx.transports.identities import NOBODY, Identity
 from phalanx.transports.levels import logs_creation
+from phalanx.transports.observers import Observer, observe
 from phalanx.transports.recording import remember_group
-from phalanx.transports.refusals import Refusal, awaited_refusals
+from phalanx.transports.refusals import awaited_refusals
 from phalanx.transports.reports import describe_awaited_refusals, describe_shapes
-from phalanx.transports.shm import ShmTransport
 from phalanx.types import GroupInfo
 
 __all__ = ["install"]
@@ -46,8 +46,6 @@ _MOST_REPORTS = 20
 _DUMP_AFTER = 1.0
 _DUMP = "dump"
 _MOST_LEFT_WITH = 100
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 def install() -> None:
@@ -55,6 +53,7 @@ def install() -> None:
     if not _watching:
         _watching.append(_Watching())
         observe(_watching[0])
+        take_advice_of(Advising(_watching[0].groups))
 
 
 def slow_seconds() -> float:
@@ -67,54 +66,11 @@ def slow_seconds() -> float:
         return _SLOW
 
 
-def _harmless(default: Callable[[], _T]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Logs what is raised and returns the default instead: an observer never breaks a run."""
-
-    def guard(function: Callable[_P, _T]) -> Callable[_P, _T]:
-        @functools.wraps(function)
-        def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            try:
-                return function(*args, **kwargs)
-            except Exception:
-                logger.info("%s has failed", function.__qualname__, exc_info=True)
-                return default()
-
-        return guarded
-
-    return guard
-
-
-def _nothing() -> None:
-    return None
-
-
-def _no_lines() -> list[str]:
-    return []
-
-
-class _Seen:
-    """A group that this process is in. It is not kept: one that nobody refers to any more leaves by itself."""
-
-    def __init__(self, transport: ShmTransport, info: GroupInfo, on_end: Callable[[Any], object]) -> None:
-        self.transport = weakref.ref(transport, on_end)
-        self.info = info
-        self.identities = transport.identities
-        self.began_ns = transport.began_ns
-        self.is_recorded = False
-        # What was said of its failure, and of calls that ranks have refused.
-        self.said: list[str] | None = None
-        self.refusals_told: set[tuple[int, Refusal]] = set()
-
-    @property
-    def group(self) -> _native.Group | None:
-        transport = self.transport()
-        return None if transport is None else transport.native
-
-
 class _Watching(Observer):
+    """Records, warns and reports."""
+
     def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}
-        self._tokens = itertools.count(1)
+        self.groups = SeenGroups()
         # The garbage collector may call `failed` in the middle of `failed`: no locks, and every step is atomic.
         self._told: dict[str, int] = {}
         self._numbers = itertools.count(1)
@@ -130,41 +86,33 @@ class _Watching(Observer):
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        self._seen = {}
+        self.groups.forget_all()
         self._told = {}
         self._makings = Makings()
         self._numbers = itertools.count(1)
         self._dump_timers = {}
 
-    @_harmless(str)
-    def offer_folder(self) -> str:
-        return own_box().offer_folder()
-
-    @_harmless(_nothing)
     def coming(self, info: GroupInfo, place: str, number: int, timeout: float) -> None:
         self._makings.begin(own_box(), info, place, number, timeout)
 
-    @_harmless(_nothing)
     def expecting(self, info: GroupInfo, rank: int, identity: Identity) -> None:
         self._makings.expect(own_box(), info, rank, identity)
 
-    @_harmless(_nothing)
     def not_made(self, info: GroupInfo, folder: str, error: BaseException) -> None:
         self._keep_time_of(error)
         self._makings.fail(own_box(), info, folder, error)
         if isinstance(error, PhalanxError):
             self.failed(error)
 
-    @_harmless(_nothing)
-    def joined(self, transport: ShmTransport, info: GroupInfo, folder: str) -> None:
+    def joined(self, transport: WatchedTransport, info: GroupInfo, folder: str) -> None:
         try:
             self._join(transport, info, folder)
         finally:
             # Its deaths are watched from now on as those of a group.
             self._makings.end(own_box(), info)
 
-    def _join(self, transport: ShmTransport, info: GroupInfo, folder: str) -> None:
-        group = transport.native
+    def _join(self, transport: WatchedTransport, info: GroupInfo, folder: str) -> None:
+        group = native_of(transport)
         if group is None:
             return
         own = own_box()
@@ -174,75 +122,49 @@ class _Watching(Observer):
             group.keep_records(box, remember_group(box, info, identity=group.identity), own.path)
         # As of now: tests change it.
         _native.set_slow(slow_seconds(), self.tell_slow, self.tell_refused)
-        if box is not None and not self._seen:
+        if box is not None and not self.groups:
             own.set_rank(info.job_ranks[info.rank], info.size)
         if box is not None:
             group.watch_deaths(box, list(info.job_ranks), str(own.folder or ""))
-        token = next(self._tokens)
-        group.token = token
-        self._seen[token] = _Seen(transport, info, lambda _: self._seen.pop(token, None))
-        self._seen[token].is_recorded = box is not None
+        self.groups.add(transport, info, group).is_recorded = box is not None
         answers.start(self._tell_notes)
         if logs_creation():
             _log_creation(info, group, own.path)
 
-    def _number(self, transport: ShmTransport, info: GroupInfo) -> None:
+    def _number(self, transport: WatchedTransport, info: GroupInfo) -> None:
         """Finds the ranks of a group in the job. The first group numbers the job, and so does torch's default group.
 
         Other groups have ranks of their own; their processes are known from the groups before. A process that was never
         met before has its rank in the group.
         """
-        if not self._seen:
+        if not self.groups:
             self._job_ranks.clear()
-        if info.global_ranks or not self._seen:
+        if info.global_ranks or not self.groups:
             self._job_ranks.update(zip(transport.identities, info.members, strict=False))
             self._job_ranks.pop(NOBODY, None)
         else:
             known = [self._job_ranks.get(identity, rank) for rank, identity in enumerate(transport.identities)]
             info.job_ranks = known if len(set(known)) == info.size else ()
 
-    def _asker(self, token: int) -> Asker | None:
-        """None where the group is no more."""
-        seen = self._seen.get(token)
-        group = None if seen is None else seen.group
-        if seen is None or group is None:
-            return None
-        began = min(each.began_ns for each in list(self._seen.values()))
-        return Asker(group, seen.info, seen.identities, own_box().read(MOST_RECORDS), self._path_of, {}, began)
-
-    def _path_of(self, rank: int) -> str:
-        """The black box of a rank of the job, where this one shares a group with it."""
-        for seen in list(self._seen.values()):
-            ranks = list(seen.info.job_ranks)
-            group = seen.group
-            if rank in ranks and group is not None:
-                return group.box_of(ranks.index(rank))
-        return ""
-
-    @_harmless(_nothing)
-    def renamed(self, transport: ShmTransport, info: GroupInfo) -> None:
-        group, own = transport.native, own_box()
+    def renamed(self, transport: WatchedTransport, info: GroupInfo) -> None:
+        group, own = native_of(transport), own_box()
         # One that was made without a black box stays without.
-        recorded = any(seen.is_recorded and seen.transport() is transport for seen in list(self._seen.values()))
+        recorded = any(seen.is_recorded and seen.transport() is transport for seen in self.groups.all())
         if group is not None and own.box is not None and recorded:
             known = remember_group(own.box, info, identity=group.identity)
             group.keep_records(own.box, known, own.path)
 
-    @_harmless(_nothing)
-    def leaving(self, transport: ShmTransport) -> None:
+    def leaving(self, transport: WatchedTransport) -> None:
         self._tell_notes()
         self._keep_time_of(sys.exception())
-        for token, seen in list(self._seen.items()):
-            if seen.transport() is transport:
-                self._seen.pop(token, None)
-        if not self._seen:
+        self.groups.remove(transport)
+        if not self.groups:
             answers.stop()
 
     def _keep_time_of(self, exception: BaseException | None) -> None:
         if exception is not None:
             self._left_with = [*self._left_with[-_MOST_LEFT_WITH:], (id(exception), time.monotonic_ns())]
 
-    @_harmless(_nothing)
     def raised(self, exception: BaseException, words: str) -> None:
         own = own_box()
         # Nobody failed who exits with code 0.
@@ -256,24 +178,23 @@ class _Watching(Observer):
             own.say_end(words, is_consequence=is_consequence, ns=left_ns)
             _point_to_report(exception)
 
-    @_harmless(_nothing)
     def ending(self) -> None:
         own_box().say_end()
 
-    @_harmless(_nothing)
     def left(self) -> None:
         # A rank that is making a group needs the folder.
         if sys.exception() is None and not self._makings.are_under_way:
             self._dump()
             own_box().leave()
 
-    @_harmless(_nothing)
     def exiting(self) -> None:
         answers.stop()
         self._dump()
         own_box().end()
 
-    @_harmless(_nothing)
+    def switched_off(self) -> None:
+        answers.stop()
+
     def started(self, info: GroupInfo, op: str, seq: int, inputs: Sequence[torch.Tensor]) -> None:
         if info in self._not_finite:
             return
@@ -283,7 +204,7 @@ class _Watching(Observer):
             number = f", seq {seq}" if seq else ""
             where = _native.origin()[0]
             logger.warning(
-                "%s%s, group %r, rank %d: %s%s. Said once a group.",
+                "%s%s, group %r, rank %d: %s%s. Logged once per group.",
                 op,
                 number,
                 info.name,
@@ -292,32 +213,6 @@ class _Watching(Observer):
                 f", at {where}" if where else "",
             )
 
-    @_harmless(_no_lines)
-    def absent(self, group: Any, info: GroupInfo, op: str, seq: int, missing: Sequence[int]) -> list[str]:
-        if not isinstance(group, _native.Group):
-            lines: list[str] = group.whereabouts()
-            return lines
-        ask = not group.failure().asked
-        return self._say_once(group, lambda asker: describe_absent(asker, op, seq, missing, stacks=True, ask=ask))
-
-    @_harmless(_no_lines)
-    def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
-        if not isinstance(group, _native.Group):
-            lines: list[str] = group.lost(peer)
-            return lines
-        return self._say_once(group, lambda asker: last_calls(asker, peer))
-
-    def _say_once(self, group: _native.Group, describe: Callable[[Asker], list[str]]) -> list[str]:
-        """A group fails once, and says the same at every further call."""
-        seen = self._seen.get(group.token)
-        if seen is None:
-            return []
-        if seen.said is None:
-            asker = self._asker(group.token)
-            seen.said = [] if asker is None else describe(asker)
-        return seen.said
-
-    @_harmless(_nothing)
     def failed(self, error: PhalanxError) -> None:
         own = own_box()
         own.fail()
@@ -347,21 +242,24 @@ class _Watching(Observer):
         except RuntimeError as error:
             limits.warn("starting the thread that writes the trace", error, "it is written at the end")
 
-    @_harmless(_nothing)
     def _dump(self) -> None:
+        """In a thread of its own, or while groups are left: never raises."""
         timer = self._dump_timers.pop(_DUMP, None)
         if timer is None:
             return
         timer.cancel()
-        own = own_box()
-        box = own.read() if own.folder is not None else None
-        if box is not None:
-            own.write(flight.file_name(box.rank), flight.encode(flight.trace_of(box)))
+        try:
+            own = own_box()
+            box = own.read() if own.folder is not None else None
+            if box is not None:
+                own.write(flight.file_name(box.rank), flight.encode(flight.trace_of(box)))
+        except Exception as error:
+            logger.warning("the trace could not be written: %r", error, exc_info=True)
 
     def tell_slow(self, token: int, op: int, seq: int, missing: list[int]) -> None:
         """A thread of this process waits in a call for long. Called by the core; Ctrl-C may come out of it."""
         with contextlib.suppress(Exception):
-            asker = self._asker(token)
+            asker = self.groups.asker(token)
             if asker is None:
                 return
             info = asker.info
@@ -372,7 +270,7 @@ class _Watching(Observer):
     def tell_refused(self, token: int, op: int, seq: int, tag: int, missing: list[int]) -> None:
         """A thread of this process waits in a call of a group in which a rank has refused one. Called by the core."""
         with contextlib.suppress(Exception):
-            seen = self._seen.get(token)
+            seen = self.groups.find(token)
             group = None if seen is None else seen.group
             if seen is None or group is None:
                 return
@@ -384,7 +282,7 @@ class _Watching(Observer):
                 logger.warning("%s", text)
 
     def _tell_notes(self) -> None:
-        for seen in list(self._seen.values()):
+        for seen in self.groups.all():
             group = seen.group
             note = None if group is None else group.take_note()
             if note is not None:
@@ -416,7 +314,7 @@ def _log_creation(info: GroupInfo, group: _native.Group, path: str) -> None:
         logger.addHandler(logging.StreamHandler())
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
-    level = {_native.CHECK_OFF: "off", _native.CHECK_ON: "on", _native.CHECK_FULL: "full"}[group.check]
+    level = {_native.CHECK_OFF: "off", _native.CHECK_ON: "on", _native.CHECK_FULL: "full"}[group.level]
     logger.info(
         "group %r was made: rank %d of %d, checks %s, black box %s",
         info.name,

@@ -82,9 +82,11 @@ class OwnBox:
         try:
             self._membership.write(name, data)
         except OSError as error:
-            if not limits.is_limit(error):
-                raise
-            limits.warn(f"writing {name} to {self.folder}", error, "it is missing there")
+            if limits.is_limit(error):
+                limits.warn(f"writing {name} to {self.folder}", error, "it is missing there")
+            else:
+                # The user may have removed the folder.
+                logger.info("%s can't be written to the job folder: %s", name, describe_problem(error))
 
     def _join(self, offered: str) -> None:
         """The folder that the group's first rank offers, else a new one."""

@@ -17,25 +17,18 @@ from phalanx.collectives import message
 from phalanx.collectives.checks import HasOwnDispatch
 from phalanx.errors import InvalidCall, PhalanxError
 from phalanx.group import dispatching
+from phalanx.group.carrying import Carrier
 from phalanx.group.dispatching import Form
 from phalanx.group.group import Group
-from phalanx.group.joined import JoinedGroup
 from phalanx.group.profiling import call_range, work_of
 from phalanx.group.spellings import only
 from phalanx.group.timeouts import seconds_of
-from phalanx.group.torch_compat import (
-    at_end_of_backward,
-    can_dispatch,
-    in_backward,
-    in_final_callback,
-    not_traced,
-    num_dispatch_modes,
-    profiler,
-)
-from phalanx.group.work import DONE, Work, Works
+from phalanx.group.torch_compat.autograd import at_end_of_backward, in_backward, in_final_callback
+from phalanx.group.torch_compat.dispatcher import can_dispatch, num_dispatch_modes
+from phalanx.group.torch_compat.tracing import PROFILER_STATE, not_traced
+from phalanx.group.work import DONE, Work
 from phalanx.transports import failures
 from phalanx.transports.base import Pending
-from phalanx.types import Store
 
 __all__ = ["CallingGroup"]
 
@@ -44,19 +37,19 @@ _NUM_REMEMBERED = 16
 
 
 @not_traced
-class CallingGroup(JoinedGroup):
-    """A group that can carry out calls whose arguments were read.
+class CallingGroup(Carrier):
+    """Carries out calls in a group.
 
     A call waits before it returns where its `async_op` is False, or the `asyncOp` of its options. torch's functions set
     the latter and drop the Work: they get one that is shared.
     """
 
-    def _prepare(self, group: Group, store: Store) -> None:
-        super()._prepare(group, store)
-        # Where the native front may carry out calls.
+    _group: Group
+
+    def _prepare_calls(self, group: Group) -> None:
+        """What a group needs before its first call."""
         self._front = None if group.quick is None else group.quick.front
-        # The works of the coalescing manager that is open, if one is.
-        self._coalesced: Works | None = None
+        self._coalesced = None
         # C++ calls the methods of a Work as long as its Python object lives, which DDP's Join drops too early: that of
         # an all_reduce of one number.
         self._recent: deque[Work] = deque(maxlen=_NUM_REMEMBERED)
@@ -101,6 +94,13 @@ class CallingGroup(JoinedGroup):
         runs_async = async_op and getattr(opts, "asyncOp", True)
         work: Work = dispatching.present(self, form, args, results, runs_async, run)
         return work
+
+    def _run_sparse(self, tensor: Tensor, reduce_op: int, timeout: timedelta | None) -> Work:
+        self._group.all_reduce_sparse(tensor, reduce_op, seconds_of(timeout, self._info, "all_reduce"))
+        return Work([tensor])
+
+    def _refuse_call(self, error: InvalidCall) -> None:
+        self._group.refuse_call(error)
 
     def _hand_out(self, work: Work, op: str) -> Work:
         if work.pending is not None and in_backward():
@@ -183,7 +183,7 @@ def _adopt(
     transport = group._group.quick
     if pending is None or transport is None:
         return None
-    return transport.adopt(native, pending, op, timeout, written, [])
+    return transport.adopt(native, pending, op, timeout, written)
 
 
 def _explain(
@@ -194,7 +194,7 @@ def _explain(
 
 _native.set_hooks(
     num_modes=num_dispatch_modes,
-    profiler=vars(profiler),
+    profiler=PROFILER_STATE,
     done=DONE,
     finished=Work,
     started=_started,

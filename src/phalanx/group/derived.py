@@ -14,7 +14,7 @@ from phalanx.group.group import Group
 from phalanx.group.joined import JoinedGroup
 from phalanx.group.refusing import collective
 from phalanx.group.timeouts import seconds_of
-from phalanx.group.torch_compat import not_traced
+from phalanx.group.torch_compat.tracing import not_traced
 from phalanx.types import PrefixStore, Store
 
 __all__ = ["DerivableGroup"]

@@ -27,7 +27,7 @@ from phalanx.collectives import (
 )
 from phalanx.collectives.checks import PLAIN_CLASSES, fail
 from phalanx.errors import InvalidCall, PhalanxError
-from phalanx.group import torch_compat
+from phalanx.group.torch_compat.dispatcher import boxed_reduce_op, dispatch, num_dispatch_modes
 from phalanx.group.work import Work, Works
 from phalanx.types import Call, GroupInfo
 
@@ -49,7 +49,7 @@ class Form:
         self.pack = pack
 
 
-_boxed = torch_compat.boxed_reduce_op
+_boxed = boxed_reduce_op
 
 ALL_REDUCE = Form(
     "allreduce_", all_reduce.build, lambda group, tensor, op, factor: ([tensor], group, _boxed(op, factor), None)
@@ -154,9 +154,9 @@ def _dispatch(
         works.append(work)
         return work
 
-    has_modes = torch_compat.num_dispatch_modes() > 0
+    has_modes = num_dispatch_modes() > 0
     try:
-        work = torch_compat.dispatch(group, op, packed, carry_out)
+        work = dispatch(group, op, packed, carry_out)
     except (NotImplementedError, RuntimeError) as error:
         if has_modes or works or isinstance(error, PhalanxError | OSError):
             raise

@@ -25,10 +25,10 @@ from phalanx import children
 from phalanx.errors import REPORT_NOTE
 from phalanx.transports import keeper
 from phalanx.transports.base import Transport
-from phalanx.transports.hooks import observer
+from phalanx.transports.observers import tell
 from phalanx.transports.places import is_framework, short_path
 
-__all__ = ["enter", "last_words", "leave", "patience", "tell_exception"]
+__all__ = ["enter", "last_words", "leave", "patience"]
 
 _PATIENCE = 1.0
 _MOST_CHARACTERS = 900
@@ -51,20 +51,22 @@ def enter(transport: Transport) -> None:
 
 
 def leave(transport: Transport) -> None:
-    """The group is closed on this rank. With the last one the process has no thread of ours any more."""
-    tell_exception(transport)
+    """The group is closed on this rank. With the last one of processes, the process has no thread of ours any more."""
+    _tell_exception(transport)
     try:
         transport.complete(patience())
     finally:
-        observer().leaving(transport)
+        if transport.spans_processes:
+            tell.leaving(transport)
         transport.close()
-        _transports.discard(transport)
-        if not _transports:
-            keeper.stop()
-            observer().left()
+        if transport.spans_processes:
+            _transports.discard(transport)
+            if not _transports:
+                keeper.stop()
+                tell.left()
 
 
-def tell_exception(transport: Transport) -> None:
+def _tell_exception(transport: Transport) -> None:
     """If an exception is in flight while a group is left, it becomes the rank's last words there."""
     exception = sys.exception()
     if exception is not None:
@@ -102,7 +104,7 @@ def _tell(exception: BaseException, transports: Iterable[Transport], *, is_last:
         words = "" if is_plain_exit else last_words(exception)
         # First: peers that are told may end before this rank has written it down.
         if is_last:
-            observer().raised(exception, words.partition("\n")[0])
+            tell.raised(exception, words.partition("\n")[0])
         for transport in transports if words else ():
             transport.say_last_words(words)
 
@@ -117,14 +119,14 @@ def _exit() -> None:
     for transport in transports:
         with contextlib.suppress(Exception):
             transport.complete(max(0.0, until - time.monotonic()))
-    observer().ending()
+    tell.ending()
     for transport in transports:
         # Whatever there is to tell, the group is left.
         with contextlib.suppress(Exception):
-            observer().leaving(transport)
+            tell.leaving(transport)
             transport.close(exiting=True)
     keeper.stop(exiting=True)
-    observer().exiting()
+    tell.exiting()
 
 
 def _exit_child() -> None:

@@ -21,7 +21,7 @@ from phalanx.collectives.checks import HasOwnDispatch, check_tensor, fail
 from phalanx.collectives.reduction import AVG, PREMUL_SUM, SUM
 from phalanx.group.process_group import ProcessGroup
 from phalanx.group.refusing import collective
-from phalanx.group.torch_compat import reduce_op_of
+from phalanx.group.torch_compat.options import reduce_op_of
 from phalanx.types import REDUCE_OP_NAMES
 
 __all__ = [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -14,37 +12,38 @@ from phalanx import _native
 from phalanx.collectives import texts
 from phalanx.errors import InvalidCall, Mismatch, PhalanxError
 from phalanx.group import endings
-from phalanx.group.sparse import all_reduce_sparse, entries_of
+from phalanx.group.sparse import all_reduce_sparse
+from phalanx.group.torch_compat.sparse import entries_of
 from phalanx.statistics import OpStatistics
-from phalanx.transports import splitting, threads
+from phalanx.transports import factory
 from phalanx.transports.base import Pending, Transport
-from phalanx.transports.hooks import observer
+from phalanx.transports.factory import Request
 from phalanx.transports.identities import Identity
+from phalanx.transports.lookout import Known
+from phalanx.transports.observers import tell
+from phalanx.transports.quick import Quick
 from phalanx.transports.refusals import Refusal
-from phalanx.transports.rendezvous import Known, decline
-from phalanx.transports.shm import ShmTransport, join
 from phalanx.types import Call, GroupInfo, Store
-
-# What stands for the transport of a group of processes that is made from now on: tests watch calls with it.
-on_join: Callable[[ShmTransport], ShmTransport] | None = None
 
 
 class Group:
     """One rank's view of a group. Calls may come from any thread; they are carried out one after another."""
 
-    __slots__ = ("_looks_closely", "_timeout", "_transport", "identities", "info", "quick")
+    __slots__ = ("_looks_closely", "_timeout", "_transport", "info", "quick")
 
-    def __init__(
-        self, transport: Transport, info: GroupInfo, timeout: float, identities: Sequence[Identity] = ()
-    ) -> None:
+    def __init__(self, transport: Transport, info: GroupInfo, timeout: float) -> None:
         self._transport = transport
-        self._looks_closely = transport.check == _native.CHECK_FULL
+        self._looks_closely = transport.level == _native.CHECK_FULL
         self.info = info
-        # The transport whose native front may carry out calls.
-        self.quick: ShmTransport | None = None
+        # The native way of plain calls, unless they are looked at.
+        self.quick: Quick | None = None if self._looks_closely else transport.quick
         self.timeout = timeout
-        # Who the ranks are, where they are processes.
-        self.identities = identities
+        if transport.spans_processes:
+            try:
+                tell.joined(transport, info, transport.folder)
+            finally:
+                # Last: what is registered for the end of the process last is called first, while all else is there.
+                endings.enter(transport)
 
     @staticmethod
     def join(store: Store, info: GroupInfo, timeout: float, scope: str = "", known: Known | None = None) -> Group:
@@ -52,10 +51,7 @@ class Group:
 
         Groups of one scope meet by their members, others by their name as well. `known` is what is known of the ranks.
         """
-        world = threads.place.world
-        if world is not None:
-            return Group(world.join(store, info, timeout, scope), info, timeout)
-        return _ProcessesGroup.around(join(store, info, timeout, scope, known), info, timeout)
+        return Group(factory.join(Request(store, info, timeout, scope, known)), info, timeout)
 
     @property
     def timeout(self) -> float:
@@ -67,6 +63,11 @@ class Group:
         self._timeout = seconds
         if self.quick is not None:
             self.quick.front.timeout = seconds
+
+    @property
+    def identities(self) -> Sequence[Identity]:
+        """Who the ranks are, where they are processes."""
+        return self._transport.identities
 
     @property
     def seq(self) -> int:
@@ -116,7 +117,7 @@ class Group:
         if timeout is None:
             timeout = self.timeout
         if self._looks_closely and sends:
-            observer().started(self.info, "send", 0, [tensor])
+            tell.started(self.info, "send", 0, [tensor])
         return self._transport.start_message(sends, tensor, peer, tag, timeout)
 
     def exchange(self, op: str, text: str, timeout: float | None = None) -> list[str]:
@@ -131,33 +132,33 @@ class Group:
         `members` are the ranks in this group of the new group that this rank is in. `propose` gives every rank every
         rank's text, and raises where they do not agree about the groups.
         """
-        # The first rank of each new group chooses a key that no other group has.
-        keys = propose(os.urandom(8).hex())
-        if info is None:
-            return None
-        assert isinstance(self._transport, threads.ThreadsTransport)
-        return Group(self._transport.split(info, members, keys[members[0]]), info, timeout)
+        exchange = partial(self.exchange, "split_group", timeout=timeout)
+        made = factory.split(self._transport, info, members, propose, exchange)
+        return None if made is None or info is None else Group(made, info, timeout)
 
     def check_whole(self, op: str) -> None:
         """Raises where the group is broken, or a rank is gone. For waits outside a call."""
+        self._transport.check_whole(op)
 
     def decline(self, store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
         """Tells the ranks that make a group that this one, which they wait for, does not come."""
+        self._transport.decline(store, info, timeout, error)
 
     @contextlib.contextmanager
     def steps(self, op: str) -> Iterator[None]:
         """For a call of several steps: a rank that is interrupted between two of them, as by Ctrl-C, ends the group.
 
-        The other ranks are in the next step, and wait for this rank.
+        The other ranks are in the next step, and wait for this rank. Other threads of this rank wait for their turn.
         """
-        try:
-            yield
-        except PhalanxError:
-            # All ranks raise it, or the group has ended already.
-            raise
-        except BaseException as error:
-            self.abort(f"{op} was interrupted by {endings.last_words(error).partition(chr(10))[0]}")
-            raise
+        with self._transport.exclude_others():
+            try:
+                yield
+            except PhalanxError:
+                # All ranks raise it, or the group has ended already.
+                raise
+            except BaseException as error:
+                self.abort(f"{op} was interrupted by {endings.last_words(error).partition(chr(10))[0]}")
+                raise
 
     def refuse_call(self, error: InvalidCall) -> None:
         """This rank's arguments were wrong: peers that make the same call wait for it."""
@@ -165,81 +166,25 @@ class Group:
             self._transport.refuse(Refusal.of_call(error, error.op or "call", self.seq + 1))
 
     def refuse_message(self, error: InvalidCall, op: str, peer: int | None, tag: int | None) -> None:
-        """Likewise. A peer or tag that was wrong itself is None."""
+        """The same for a message. A peer or tag that was wrong itself is None."""
         self._transport.refuse(Refusal.of_message(error, op, peer, tag))
 
     def _look_at(self, call: Call) -> None:
         if call.inputs is not None:
-            observer().started(self.info, call.op, self.seq + 1, call.inputs.tensors)
+            tell.started(self.info, call.op, self.seq + 1, call.inputs.tensors)
 
     def words_of_left(self, rank: int) -> str | None:
         """The last words of a rank that has left; None: it has not left, or nobody knows."""
-        return None
+        return self._transport.words_of_left(rank)
 
-    def renamed(self) -> None:
+    def tell_new_name(self) -> None:
         """The group's info has the name that people know."""
+        if self._transport.spans_processes:
+            tell.renamed(self._transport, self.info)
 
     def abort(self, reason: str = "") -> None:
         self._transport.abort(reason)
 
     def close(self) -> None:
         """Leaves the group, once the calls in flight that all ranks have made are over."""
-        endings.tell_exception(self._transport)
-        try:
-            self._transport.complete(endings.patience())
-        finally:
-            self._transport.close()
-
-
-class _ProcessesGroup(Group):
-    """A group of processes: it ends with this one. Plain calls go straight to the core, unless they are looked at."""
-
-    __slots__ = ("_lock", "_process", "_shm")
-
-    def __init__(self, transport: ShmTransport, info: GroupInfo, timeout: float) -> None:
-        super().__init__(transport, info, timeout, transport.identities)
-        self._shm = transport
-        if type(transport) is ShmTransport and not self._looks_closely:
-            self.quick = transport
-            self.timeout = timeout
-        # Held during a call of several steps: those of two threads must not mix.
-        self._lock, self._process = threading.Lock(), os.getpid()
-        try:
-            observer().joined(transport, info, transport.folder)
-        finally:
-            # Last: what is registered for the end of the process last is called first, while all else is there.
-            endings.enter(transport)
-
-    @staticmethod
-    def around(transport: ShmTransport, info: GroupInfo, timeout: float) -> Group:
-        return _ProcessesGroup(transport if on_join is None else on_join(transport), info, timeout)
-
-    def split(
-        self, info: GroupInfo | None, members: Sequence[int], propose: Callable[[str], list[str]], timeout: float
-    ) -> Group | None:
-        exchange = partial(self.exchange, "split_group", timeout=timeout)
-        transport = splitting.split(self._shm, self.info, info, members, propose, exchange)
-        return None if info is None or transport is None else self.around(transport, info, timeout)
-
-    @contextlib.contextmanager
-    def steps(self, op: str) -> Iterator[None]:
-        if self._process != os.getpid():
-            # A thread of the parent may hold it.
-            self._lock, self._process = threading.Lock(), os.getpid()
-        with self._lock, super().steps(op):
-            yield
-
-    def check_whole(self, op: str) -> None:
-        self._shm.check_whole(op)
-
-    def decline(self, store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
-        decline(store, info, timeout, error)
-
-    def words_of_left(self, rank: int) -> str | None:
-        return self._shm.words_of_left(rank)
-
-    def renamed(self) -> None:
-        observer().renamed(self._shm, self.info)
-
-    def close(self) -> None:
         endings.leave(self._transport)

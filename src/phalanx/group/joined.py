@@ -18,10 +18,11 @@ from phalanx.errors import GroupError
 from phalanx.group import names
 from phalanx.group.group import Group
 from phalanx.group.timeouts import DEFAULT_TIMEOUT, check_timeout, seconds_to_join
-from phalanx.group.torch_compat import GroupName, not_traced
+from phalanx.group.torch_compat.groups import GroupName
+from phalanx.group.torch_compat.tracing import not_traced
 from phalanx.statistics import OpStatistics
 from phalanx.transports.identities import Identity
-from phalanx.transports.rendezvous import Known
+from phalanx.transports.lookout import Known
 from phalanx.types import GroupInfo, Store
 
 __all__ = ["JoinedGroup", "MeetingPlace", "check_store"]
@@ -182,7 +183,7 @@ class JoinedGroup(TorchProcessGroup):
         # Errors name groups as people do; torch's names are numbers.
         if not self._keeps_name:
             self._info.name = desc
-        self._group.renamed()
+        self._group.tell_new_name()
 
     def getGroupName(self) -> str:
         return self._name

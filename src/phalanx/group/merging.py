@@ -13,7 +13,7 @@ from phalanx.group.agreeing import check_problems, mismatch
 from phalanx.group.group import Group
 from phalanx.transports.arrivals import Place, Speaker
 from phalanx.transports.hello import Merger, Wish
-from phalanx.transports.rendezvous import Known
+from phalanx.transports.lookout import Known
 from phalanx.types import GroupInfo, PrefixStore, Store
 
 __all__ = ["check_size", "merge"]

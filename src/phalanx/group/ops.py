@@ -7,8 +7,8 @@ of torch's groups, which come last. Ranks are ranks of this group.
 Every method makes one call and returns its Work. With `async_op=False` it waits for the call first.
 """
 
-# torch's stubs give every spelling of a method as an overload; one method here takes them all.
-# mypy: disable-error-code="override, assignment, list-item"
+# An argument may come in several forms, of which one becomes the usual one.
+# mypy: disable-error-code="assignment, list-item"
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from phalanx.collectives import message
 from phalanx.collectives.checks import fail
 from phalanx.collectives.numbers import whole, whole_list
 from phalanx.group import dispatching
-from phalanx.group.calling import CallingGroup
+from phalanx.group.carrying import Carrier
 from phalanx.group.refusing import collective, quick
 from phalanx.group.sparse import is_sparse
 from phalanx.group.spellings import (
@@ -40,7 +40,7 @@ from phalanx.group.spellings import (
     timing_of,
 )
 from phalanx.group.timeouts import seconds_of
-from phalanx.group.torch_compat import not_traced
+from phalanx.group.torch_compat.tracing import not_traced
 from phalanx.group.work import Work
 
 __all__ = ["GroupOps"]
@@ -51,8 +51,8 @@ _SYNCHRONOUS = SimpleNamespace(asyncOp=False)
 
 
 @not_traced
-class GroupOps(CallingGroup):
-    """A group with a method for every op."""
+class GroupOps(Carrier):
+    """A method for every op. The class that has it as a base carries out the calls."""
 
     # Reductions.
 
@@ -73,8 +73,7 @@ class GroupOps(CallingGroup):
         reduce_op, factor, timeout = reduction_of(self._info, "all_reduce", opts, timeout)
         tensor = only(self._info, "all_reduce", tensors if tensor is None else tensor)
         if is_sparse(tensor):
-            self._group.all_reduce_sparse(tensor, reduce_op, seconds_of(timeout, self._info, "all_reduce"))
-            return Work([tensor])
+            return self._run_sparse(tensor, reduce_op, timeout)
         args = tensor, reduce_op, factor
         return self._run(dispatching.ALL_REDUCE, args, [tensor], timeout, opts, async_op)
 

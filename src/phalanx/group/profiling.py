@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from phalanx.group.torch_compat import ProfilerRange, not_traced, profiler
+from phalanx.group.torch_compat.tracing import ProfilerRange, is_profiling, not_traced
 from phalanx.group.work import Work
 from phalanx.transports.base import Pending
 
@@ -20,12 +20,12 @@ __all__ = ["call_range", "work_of"]
 
 def call_range(op: str, inputs: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
     """A range for as long as the profiler is on."""
-    return ProfilerRange(f"phalanx:{op}", list(inputs)) if profiler._is_profiler_enabled else nullcontext()
+    return ProfilerRange(f"phalanx:{op}", list(inputs)) if is_profiling() else nullcontext()
 
 
 def work_of(tensors: list[torch.Tensor], pending: Pending | None, source: int = -1) -> Work:
     """The work of a call that was begun."""
-    kind = ProfiledWork if profiler._is_profiler_enabled else Work
+    kind = ProfiledWork if is_profiling() else Work
     return kind(tensors, pending, source)
 
 

@@ -15,14 +15,14 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def collective(method: _Method) -> _Method:
-    """For collectives of a group."""
+    """For methods of a `Carrier` that make a collective."""
 
     @functools.wraps(method)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)
         except InvalidCall as error:
-            self._group.refuse_call(error)
+            self._refuse_call(error)
             raise
 
     return guarded  # type: ignore[return-value]

@@ -12,9 +12,9 @@ from phalanx.errors import GroupError
 from phalanx.group.joined import MeetingPlace
 from phalanx.group.making import new_group
 from phalanx.group.process_group import ProcessGroup
-from phalanx.group.torch_compat import default_group, without_name
+from phalanx.group.torch_compat.groups import default_group, without_name
 from phalanx.transports.identities import NOBODY
-from phalanx.transports.rendezvous import Known
+from phalanx.transports.lookout import Known
 from phalanx.types import Store
 
 # Where default groups meet, and groups within a world. torch names both by a count that each rank keeps for itself: it

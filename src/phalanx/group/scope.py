@@ -15,7 +15,8 @@ from torch.distributed import ProcessGroup as TorchProcessGroup
 
 from phalanx.errors import GroupError, InvalidCall, InvalidType
 from phalanx.group.process_group import ProcessGroup
-from phalanx.group.torch_compat import default_group, not_traced
+from phalanx.group.torch_compat.groups import default_group
+from phalanx.group.torch_compat.tracing import not_traced
 
 __all__ = ["Scope", "current_process_group", "group_of_call", "process_group"]
 

@@ -11,6 +11,7 @@ from phalanx.collectives import all_gather
 from phalanx.collectives.checks import check_reduction
 from phalanx.collectives.reduction import AVG, SUM, reduce_in_rank_order
 from phalanx.errors import InvalidCall, Mismatch
+from phalanx.group.torch_compat.sparse import num_entries
 from phalanx.types import REDUCE_OP_NAMES, Call, GroupInfo
 
 
@@ -22,12 +23,6 @@ def is_sparse(tensor: Any) -> bool:
         and tensor.layout is not torch.strided
         and not tensor.is_nested
     )
-
-
-def entries_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The dense tensors that a sparse COO tensor consists of, coalesced or not."""
-    plain = tensor.detach()
-    return [plain._indices(), plain._values()]
 
 
 def all_reduce_sparse(info: GroupInfo, run: Callable[[Call], None], tensor: torch.Tensor, reduce_op: int) -> None:
@@ -70,7 +65,7 @@ def _total(shape: torch.Size, indices: list[torch.Tensor], values: list[torch.Te
 def _gather_counts(info: GroupInfo, run: Callable[[Call], None], own: torch.Tensor) -> list[int]:
     """The number of entries on each rank, once all ranks agree on dtype and shape."""
     kind = f"{own.dtype} of shape {tuple(own.shape)} with {own.sparse_dim()} sparse dimensions"
-    header = torch.tensor([own._nnz(), *kind.encode()])
+    header = torch.tensor([num_entries(own), *kind.encode()])
     lengths = torch.empty(info.size, dtype=torch.int64)
     run(all_gather.build_single(info, lengths, torch.tensor([header.numel()])))
     headers = [torch.empty(int(n), dtype=torch.int64) for n in lengths]

@@ -13,7 +13,7 @@ from torch.distributed import ReduceOp
 
 from phalanx.collectives.numbers import whole
 from phalanx.errors import InvalidCall, InvalidType
-from phalanx.group.torch_compat import NOT_GIVEN, reduce_op_of
+from phalanx.group.torch_compat.options import NOT_GIVEN, reduce_op_of
 from phalanx.types import GroupInfo
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Any
 
 from phalanx.durations import read_timeout
 from phalanx.errors import GroupError, InvalidCall, InvalidType
-from phalanx.group.torch_compat import UNSET_TIMEOUT
+from phalanx.group.torch_compat.worlds import UNSET_TIMEOUT
 from phalanx.transports import threads
 from phalanx.types import GroupInfo
 

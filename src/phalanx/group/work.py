@@ -17,7 +17,8 @@ from torch.futures import Future, collect_all
 from phalanx.errors import GroupError, PhalanxError
 from phalanx.group.awaiting import wait_in_loop
 from phalanx.group.timeouts import wait_seconds
-from phalanx.group.torch_compat import in_backward, not_traced
+from phalanx.group.torch_compat.autograd import in_backward
+from phalanx.group.torch_compat.tracing import not_traced
 from phalanx.transports.base import Pending
 
 __all__ = ["DONE", "NO_TIMEOUT", "Work", "Works"]

@@ -28,7 +28,8 @@ from phalanx.testing.blame import Failure
 from phalanx.testing.faults import Kill
 from phalanx.testing.folders import folder_of_run
 from phalanx.testing.options import Options
-from phalanx.testing.worker import ALARM, STREAMS, Answer, Progress, Task, serve, stack_path, stream_path
+from phalanx.testing.watched_calls import SharedCounts
+from phalanx.testing.worker import ALARM, STREAMS, Task, TaskOutcome, serve, stack_path, stream_path
 from phalanx.testing.world import Stuck
 
 __all__ = ["Tell", "run_in_processes"]
@@ -97,24 +98,24 @@ def run_in_processes(options: Options, tell: Tell | None) -> tuple[list[Any], li
     ranks, module = options.ranks, _module(options.function)
     functions = [_pickled(options, rank) for rank in range(ranks)]
     workers = _take(ranks, module)
-    answers: dict[int, Answer] = {}
+    outcomes: dict[int, TaskOutcome] = {}
     try:
         with folder_of_run() as path:
             folder = str(path)
             Path(folder, "shared").mkdir()
-            progress = Progress(folder, ranks)
+            counts = SharedCounts(folder, ranks)
             try:
                 for rank in range(ranks):
                     _send(workers, rank, _task(options, functions[rank], module, rank, folder))
-                _Collection(options, workers, answers, folder, progress).collect()
+                _Collection(options, workers, outcomes, folder, counts).collect()
             finally:
                 _tell_all(folder, ranks, tell or _print)
     finally:
-        _give_back(workers, answers)
-    failures = [(rank, answer.error) for rank, answer in answers.items() if answer.error is not None]
-    failures.sort(key=lambda failure: answers[failure[0]].at)
-    by_rank = [answers[rank] for rank in range(ranks)]
-    return [answer.value for answer in by_rank], failures, [answer.num_calls for answer in by_rank]
+        _give_back(workers, outcomes)
+    failures = [(rank, outcome.error) for rank, outcome in outcomes.items() if outcome.error is not None]
+    failures.sort(key=lambda failure: outcomes[failure[0]].at)
+    by_rank = [outcomes[rank] for rank in range(ranks)]
+    return [outcome.value for outcome in by_rank], failures, [outcome.num_calls for outcome in by_rank]
 
 
 class _Version(NamedTuple):
@@ -178,27 +179,32 @@ def _send(workers: list[_Worker], rank: int, task: Task) -> None:
 
 
 class _Collection:
-    """Gathers the answers. Ranks that do not get on are interrupted, and killed where that does not help."""
+    """Gathers the outcomes. Ranks that do not get on are interrupted, and killed where that does not help."""
 
     def __init__(
-        self, options: Options, workers: list[_Worker], answers: dict[int, Answer], folder: str, progress: Progress
+        self,
+        options: Options,
+        workers: list[_Worker],
+        outcomes: dict[int, TaskOutcome],
+        folder: str,
+        counts: SharedCounts,
     ) -> None:
         self._options = options
         self._workers = workers
-        self._answers = answers
+        self._outcomes = outcomes
         self._folder = folder
-        self._progress = progress
+        self._counts = counts
 
     def collect(self) -> None:
-        seen, since = self._progress.counts(), time.monotonic()
+        seen, since = self._counts.read(), time.monotonic()
         interrupted: list[int] = []
         deadline: float | None = None
-        while len(self._answers) < len(self._workers):
+        while len(self._outcomes) < len(self._workers):
             ready = self._receive()
-            now, counts = time.monotonic(), self._progress.counts()
+            now, counts = time.monotonic(), self._counts.read()
             if ready or counts != seen:
                 seen, since, interrupted = counts, now, []
-            if deadline is None and any(answer.error is not None for answer in self._answers.values()):
+            if deadline is None and any(outcome.error is not None for outcome in self._outcomes.values()):
                 deadline = now + _PATIENCE
             if deadline is not None and now >= deadline:
                 self._kill(self._pending(), f"did not end within {_PATIENCE:g} s of the first failure")
@@ -210,7 +216,7 @@ class _Collection:
                 since, interrupted = now, [] if interrupted else self._interrupt(counts)
 
     def _pending(self) -> list[int]:
-        return [rank for rank in range(len(self._workers)) if rank not in self._answers]
+        return [rank for rank in range(len(self._workers)) if rank not in self._outcomes]
 
     def _receive(self) -> bool:
         # A child of the rank may keep the pipe open when the rank itself is dead.
@@ -221,12 +227,12 @@ class _Collection:
         for rank in sorted({waited[ready_one] for ready_one in ready}):
             pipe = self._workers[rank].pipe
             try:
-                self._answers[rank] = _unpacked(pipe.recv_bytes()) if pipe.poll() else self._death(rank)
+                self._outcomes[rank] = _unpacked(pipe.recv_bytes()) if pipe.poll() else self._death(rank)
             except (EOFError, ConnectionResetError):
-                self._answers[rank] = self._death(rank)
+                self._outcomes[rank] = self._death(rank)
         return bool(ready)
 
-    def _death(self, rank: int) -> Answer:
+    def _death(self, rank: int) -> TaskOutcome:
         process = self._workers[rank].process
         process.join(_TO_END)
         num_calls = 0
@@ -240,7 +246,7 @@ class _Collection:
             num_calls = min(self._kills_of(rank))
         else:
             error = RuntimeError(f"rank {rank} {_ending(process.exitcode)}")
-        return Answer(error=error, clean=False, at=time.time(), num_calls=num_calls)
+        return TaskOutcome(error=error, clean=False, at=time.time(), num_calls=num_calls)
 
     def _kills_of(self, rank: int) -> list[int]:
         """The calls at which it is to be killed."""
@@ -264,14 +270,14 @@ class _Collection:
             stack = stack_path(self._folder, rank)
             where = stack.read_text() if stack.exists() else ""
             error = Stuck(f"rank {rank} {why}, and was killed" + (f"; it was here:\n{where}" if where else ""))
-            self._answers[rank] = Answer(error=error, clean=False, at=time.time())
+            self._outcomes[rank] = TaskOutcome(error=error, clean=False, at=time.time())
 
 
-def _unpacked(sent: bytes) -> Answer:
-    answer: Answer = pickle.loads(sent)
-    if answer.failure is not None:
-        answer.error, answer.failure = answer.failure.unpack(), None
-    return answer
+def _unpacked(sent: bytes) -> TaskOutcome:
+    outcome: TaskOutcome = pickle.loads(sent)
+    if outcome.failure is not None:
+        outcome.error, outcome.failure = outcome.failure.unpack(), None
+    return outcome
 
 
 def _ending(code: int) -> str:
@@ -329,10 +335,10 @@ def _take_one(rank: int, module: _Version | None) -> _Worker:
         worker.end()
 
 
-def _give_back(workers: list[_Worker], answers: dict[int, Answer]) -> None:
+def _give_back(workers: list[_Worker], outcomes: dict[int, TaskOutcome]) -> None:
     spoilt = []
     for rank, worker in enumerate(workers):
-        if rank in answers and answers[rank].clean:
+        if rank in outcomes and outcomes[rank].clean:
             with _lock:
                 _idle[rank].append(worker)
         else:

@@ -6,13 +6,11 @@ import contextlib
 import faulthandler
 import fcntl
 import importlib.util
-import mmap
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
 import signal
-import struct
 import sys
 import threading
 import time
@@ -30,24 +28,21 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore
 
 from phalanx.errors import REPORT_NOTE
-from phalanx.group import group
 from phalanx.group.endings import last_words
 from phalanx.testing.belongings import seed_generators
-from phalanx.testing.faults import Fault, let_happen
+from phalanx.testing.faults import Fault
 from phalanx.testing.scheduling import Interruption
 from phalanx.testing.tracebacks import Sent, linked
+from phalanx.testing.watched_calls import CallCounts, Faults, SharedCounts
 from phalanx.testing.world import Stuck, World, exit_error
-from phalanx.transports import lookout
-from phalanx.transports.shm import ShmTransport
+from phalanx.transports import factory, lookout
+from phalanx.transports.observers import observing
 
-__all__ = ["ALARM", "STREAMS", "Answer", "Progress", "Task", "serve", "stack_path", "stream_path"]
+__all__ = ["ALARM", "STREAMS", "Task", "TaskOutcome", "serve", "stack_path", "stream_path"]
 
 # Interrupts a rank that is stuck. Programs have little use for it, unlike SIGUSR1.
 ALARM = signal.SIGRTMIN + 7
 STREAMS = ("stdout", "stderr")
-_CALLS = ("run", "start", "start_message", "all_reduce_plain", "start_all_reduce_plain")
-# Seconds after which a rank that is late as planned shows that it is.
-_BETWEEN_STEPS = 0.1
 
 
 @dataclass
@@ -72,7 +67,9 @@ class Task:
 
 
 @dataclass
-class Answer:
+class TaskOutcome:
+    """What became of a task."""
+
     value: Any = None
     error: BaseException | None = None
     # The error as it is sent.
@@ -96,87 +93,6 @@ def stack_path(folder: str, rank: int) -> Path:
     return Path(folder, f"stack-{rank}")
 
 
-class Progress:
-    """How many times each rank came to a call or returned from one, in memory that all of them share: odd inside."""
-
-    def __init__(self, folder: str, ranks: int) -> None:
-        path = Path(folder, "progress")
-        if not path.exists():
-            path.write_bytes(bytes(8 * ranks))
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 8 * ranks)
-        self._ranks = ranks
-
-    def add(self, rank: int) -> None:
-        (count,) = struct.unpack_from("q", self._memory, 8 * rank)
-        struct.pack_into("q", self._memory, 8 * rank, count + 1)
-
-    def counts(self) -> tuple[int, ...]:
-        return struct.unpack(f"{self._ranks}q", self._memory[:])
-
-
-class _Watcher:
-    """Counts the calls of a rank, and makes faults happen before them."""
-
-    def __init__(self, task: Task) -> None:
-        self._rank = task.rank
-        self._progress = Progress(task.folder, task.ranks)
-        self.faults: dict[int, list[Fault]] = {}
-        self.num_calls = 0
-
-    def come_to_call(self) -> None:
-        self.num_calls += 1
-        let_happen(self.faults.get(self.num_calls, ()), self._sleep, lambda: os.kill(os.getpid(), signal.SIGKILL))
-
-    def _sleep(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            # Whoever is late as planned is not stuck.
-            with self.inside():
-                time.sleep(min(left, _BETWEEN_STEPS))
-
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        self._progress.add(self._rank)
-        try:
-            yield
-        finally:
-            self._progress.add(self._rank)
-
-
-class _Watched:
-    """A rank's transport."""
-
-    def __init__(self, transport: ShmTransport, watcher: _Watcher) -> None:
-        self._transport = transport
-        self._watcher = watcher
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._transport, name)
-        return partial(self._call, value) if name in _CALLS else value
-
-    def _call(self, call: Callable[..., Any], *args: Any) -> Any:
-        self._watcher.come_to_call()
-        with self._watcher.inside():
-            pending = call(*args)
-        return None if pending is None else _WatchedPending(pending, self._watcher)
-
-
-class _WatchedPending:
-    """A call under way: a rank that waits for it is inside of it."""
-
-    def __init__(self, pending: Any, watcher: _Watcher) -> None:
-        self._pending = pending
-        self._watcher = watcher
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pending, name)
-
-    def wait(self, timeout: float | None) -> bool:
-        with self._watcher.inside():
-            return bool(self._pending.wait(timeout))
-
-
 def serve(pipe: multiprocessing.connection.Connection, life: multiprocessing.connection.Connection) -> None:
     """`life` ends with the process that runs the tests."""
     # A process group of its own, so that what the rank starts ends with it.
@@ -195,25 +111,25 @@ def serve(pipe: multiprocessing.connection.Connection, life: multiprocessing.con
             task: Task = pickle.loads(pipe.recv_bytes())
         except (EOFError, KeyboardInterrupt):
             return
-        answer = _answer(task)
+        outcome = _carry_out(task)
         with contextlib.suppress(BrokenPipeError):
-            pipe.send_bytes(_pickled(answer))
+            pipe.send_bytes(_pickled(outcome))
 
 
-def _answer(task: Task) -> Answer:
+def _carry_out(task: Task) -> TaskOutcome:
     with _printing_to_files(task):
         _take_surroundings(task)
         before = _state()
-        answer = _call(task)
-        _tell_end(task, answer)
+        outcome = _call(task)
+        _tell_end(task, outcome)
         _leave_groups()
-        answer.clean = not dist.is_initialized() and _state() == before
-    if answer.error is not None:
-        for link in linked(answer.error):
+        outcome.clean = not dist.is_initialized() and _state() == before
+    if outcome.error is not None:
+        for link in linked(outcome.error):
             _forget_report(link, task.boxes)
-        answer.failure = Sent.of(answer.error)
-        answer.error = None
-    return answer
+        outcome.failure = Sent.of(outcome.error)
+        outcome.error = None
+    return outcome
 
 
 def _forget_report(error: BaseException, folder: str) -> None:
@@ -222,13 +138,13 @@ def _forget_report(error: BaseException, folder: str) -> None:
     notes[:] = [note for note in notes if not note.startswith(f"{REPORT_NOTE}{folder}{os.sep}")]
 
 
-def _call(task: Task) -> Answer:
-    answer = Answer()
+def _call(task: Task) -> TaskOutcome:
+    outcome = TaskOutcome()
     store = FileStore(os.path.join(task.folder, "store"), task.ranks)
     given = World(task.ranks, store, lambda: Path(task.folder, "shared"))
     try:
-        with _watching(task, answer) as watcher:
-            function, watcher.faults = _function(task)
+        with _watching(task, outcome) as faults:
+            function, faults.by_call = _function(task)
             # Modules may draw when they are imported.
             seed_generators()
             if task.init:
@@ -236,28 +152,28 @@ def _call(task: Task) -> Answer:
                 dist.init_process_group(
                     "phalanx", store=own, rank=task.rank, world_size=task.ranks, timeout=task.timeout
                 )
-            answer.value = function(task.rank, given)
+            outcome.value = function(task.rank, given)
     except Interruption as interruption:
-        answer.error = Stuck(str(interruption))
+        outcome.error = Stuck(str(interruption))
     except SystemExit as end:
-        answer.error = exit_error(task.rank, end)
-        if answer.error is not None:
+        outcome.error = exit_error(task.rank, end)
+        if outcome.error is not None:
             try:
-                raise answer.error
+                raise outcome.error
             except RuntimeError:
                 _leave_groups()
     except BaseException as error:
-        answer.error = error
+        outcome.error = error
         _leave_groups()
-    answer.at = time.time()
-    return answer
+    outcome.at = time.time()
+    return outcome
 
 
-def _tell_end(task: Task, answer: Answer) -> None:
+def _tell_end(task: Task, outcome: TaskOutcome) -> None:
     """Ranks that wait for this one to make a group with them find its last words."""
     path = end_path(task.folder, task.rank)
     unfinished = path.with_name(f"{path.name}-unfinished")
-    unfinished.write_text("" if answer.error is None else last_words(answer.error))
+    unfinished.write_text("" if outcome.error is None else last_words(outcome.error))
     unfinished.rename(path)
 
 
@@ -295,9 +211,10 @@ def _function(task: Task) -> tuple[Callable[..., Any], dict[int, list[Fault]]]:
 
 
 @contextlib.contextmanager
-def _watching(task: Task, answer: Answer) -> Iterator[_Watcher]:
+def _watching(task: Task, outcome: TaskOutcome) -> Iterator[Faults]:
     """Counts calls, makes faults happen, and lets a rank that is stuck be interrupted."""
-    watcher = _Watcher(task)
+    counts = CallCounts(SharedCounts(task.folder, task.ranks), task.rank)
+    faults = Faults(counts)
 
     def interrupt(_: int, frame: FrameType | None) -> None:
         stack = "".join(traceback.format_stack(frame))
@@ -306,13 +223,12 @@ def _watching(task: Task, answer: Answer) -> Iterator[_Watcher]:
     before = signal.signal(ALARM, interrupt)
     with stack_path(task.folder, task.rank).open("w") as stack_file:
         faulthandler.register(ALARM, stack_file, chain=True)
-        group.on_join = lambda transport: _Watched(transport, watcher)  # type: ignore[assignment, return-value]
         lookout.words_of_ended = partial(_words_of_ended, task.folder)
         try:
-            yield watcher
+            with observing(counts), factory.wrapped_with(faults.wrap):
+                yield faults
         finally:
-            answer.num_calls = watcher.num_calls
-            group.on_join = None
+            outcome.num_calls = faults.num_calls
             lookout.words_of_ended = None
             faulthandler.unregister(ALARM)
             signal.signal(ALARM, before)
@@ -378,12 +294,12 @@ def _state() -> tuple[Any, ...]:
     )
 
 
-def _pickled(answer: Answer) -> bytes:
+def _pickled(outcome: TaskOutcome) -> bytes:
     # Not through torch's pickler, which would share memory with this process.
     try:
-        pickled = pickle.dumps(answer)
+        pickled = pickle.dumps(outcome)
         pickle.loads(pickled)
         return pickled
     except Exception as error:
-        failure = Sent.of(RuntimeError(f"a result of {type(answer.value)} can't be sent: {error}"))
-        return pickle.dumps(replace(answer, value=None, failure=answer.failure or failure))
+        failure = Sent.of(RuntimeError(f"a result of {type(outcome.value)} can't be sent: {error}"))
+        return pickle.dumps(replace(outcome, value=None, failure=outcome.failure or failure))

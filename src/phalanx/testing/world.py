@@ -29,7 +29,7 @@ from phalanx.debug.answers import describe_frame
 from phalanx.debug.own_box import num_calls
 from phalanx.debug.records import read_box
 from phalanx.group.endings import last_words, patience
-from phalanx.group.torch_compat import OwnWorlds
+from phalanx.group.torch_compat.worlds import OwnWorlds
 from phalanx.testing.belongings import Cpus, Generators, YoungObjects, seed_generators
 from phalanx.testing.faults import Fault, let_happen
 from phalanx.testing.folders import folder_of_run

@@ -1,17 +1,25 @@
-"""What a group needs of a transport."""
+"""What a group asks of a transport. A factory makes transports (factory.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch.futures import Future
 
-from phalanx.errors import CallTimeout
+from phalanx.errors import CallTimeout, PhalanxError
 from phalanx.statistics import OpStatistics
+from phalanx.transports.identities import Identity
+from phalanx.transports.quick import Quick
 from phalanx.transports.refusals import Refusal
-from phalanx.types import Call
+from phalanx.types import Call, GroupInfo, Store
+
+__all__ = ["BaseTransport", "Exchange", "Pending", "Scheduler", "Transport"]
+
+# Gives every rank of a group the texts of all ranks.
+Exchange = Callable[[str], list[str]]
 
 
 class Pending(Protocol):
@@ -113,12 +121,76 @@ class Transport(Protocol):
         """What the calls of this rank have taken, by op. Takes no lock. Empty in a forked child."""
 
     @property
-    def check(self) -> int:
+    def level(self) -> int:
         """How much is compared between ranks."""
 
     @property
     def seq(self) -> int:
         """The seq of the last call of this rank; 0 before the first."""
+
+    def split(
+        self, info: GroupInfo | None, members: Sequence[int], propose: Exchange, exchange: Exchange
+    ) -> Transport | None:
+        """Makes smaller groups. None without `info`: this rank is in none of them.
+
+        `members` are the ranks in this group of the new group that this rank is in. All ranks of this group take part.
+        `propose` is called first and once; it raises where ranks do not agree about the groups.
+        """
+
+    # What only some transports have. `BaseTransport` has the neutral answers.
+
+    # Whether each rank is a process: the group is left when this process ends, and observers are told of the group.
+    spans_processes: bool
+
+    @property
+    def quick(self) -> Quick | None:
+        """The native way of plain calls; None: all calls come to `run` and `start`."""
+
+    @property
+    def identities(self) -> Sequence[Identity]:
+        """The processes of the ranks; empty where ranks are no processes that could be watched."""
+
+    @property
+    def folder(self) -> str:
+        """The folder that the first rank offers to the job; empty: none."""
+
+    def exclude_others(self) -> AbstractContextManager[object]:
+        """Held during a call of several steps: the steps of two threads must not mix."""
+
+    def check_whole(self, op: str) -> None:
+        """Raises where the group is broken, or a rank is gone. For waits outside a call."""
+
+    def words_of_left(self, rank: int) -> str | None:
+        """The last words of a rank that has left; None: it has not left, or nobody knows."""
+
+    def decline(self, store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
+        """Tells the ranks that make another group, of which this rank was to be one, that it does not come."""
+
+
+class BaseTransport:
+    """Neutral answers to what only some transports have."""
+
+    __slots__ = ()
+
+    spans_processes = False
+    identities: Sequence[Identity] = ()
+    folder: str = ""
+
+    @property
+    def quick(self) -> Quick | None:
+        return None
+
+    def exclude_others(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def check_whole(self, op: str) -> None:
+        """A wait outside a call finds nothing wrong."""
+
+    def words_of_left(self, rank: int) -> str | None:
+        return None
+
+    def decline(self, store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
+        """The other ranks find out by themselves."""
 
 
 class Scheduler(Protocol):

@@ -16,7 +16,8 @@ from phalanx.log import logger
 from phalanx.memory import extent
 from phalanx.printable import printable
 from phalanx.transports import limits
-from phalanx.transports.hooks import observer
+from phalanx.transports.advisers import ask
+from phalanx.transports.observers import tell
 from phalanx.transports.refusals import HasRefusals, awaited_refusals, open_refusals
 from phalanx.transports.reports import (
     Report,
@@ -98,7 +99,7 @@ class BrokenGroup(HasRefusals, Protocol):
     def seq(self) -> int: ...
     def failure(self) -> _native.Failure: ...
     @property
-    def check(self) -> int: ...
+    def level(self) -> int: ...
     def last_words(self, rank: int, /) -> str: ...
     def testimonies(self) -> Sequence[_native.Testimony]: ...
 
@@ -119,7 +120,7 @@ def explain(
         return kind(message, code=code, group=info.name, rank=info.rank, op=op, hint=hint)
     assert group is not None
     error = _explain_broken(group, info, op, status, timeout, seq)
-    observer().failed(error)
+    tell.failed(error)
     return error
 
 
@@ -278,7 +279,7 @@ def _timeout(
     refusals = awaited_refusals(group, failure.rank, op, failure.seq, tag, failure.missing)
     if refusals:
         hint = fix_refused(info, refusals)
-    lines = describe_refusals(info, refusals) + observer().absent(group, info, op, failure.seq, failure.missing)
+    lines = describe_refusals(info, refusals) + ask.absent(group, info, op, failure.seq, failure.missing)
     return CallTimeout("\n".join([message, *lines]), **here, hint=hint)
 
 
@@ -313,7 +314,7 @@ def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: _nati
             "ends or destroys the group"
         )
     lines = [line for refusal in refused for line in describe_refusals(info, {peer: refusal})]
-    error = PeerLost("\n".join([message, *lines, *observer().lost(group, info, peer)]), **here, hint=hint)
+    error = PeerLost("\n".join([message, *lines, *ask.lost(group, info, peer)]), **here, hint=hint)
     error.peer, error.exception, error.frames = peer, exception, frames
     return error
 
@@ -370,7 +371,7 @@ def _misfit(group: BrokenGroup, info: GroupInfo, here: _Where, failure: _native.
 
 def _mismatch(group: BrokenGroup, info: GroupInfo, op: str, failure: _native.Failure, broken: str) -> Mismatch:
     testimonies = group.testimonies()
-    report = describe_mismatch(info, failure, testimonies, group.check == _native.CHECK_FULL)
+    report = describe_mismatch(info, failure, testimonies, group.level == _native.CHECK_FULL)
     own = testimonies[info.rank].call
     return Mismatch(
         "\n".join([f"{broken}ranks disagree {report.about}", *report.lines]),

@@ -17,8 +17,8 @@ from phalanx.transports.circles import different_groups, find_circle
 from phalanx.transports.exchange import Exchange, Key
 from phalanx.transports.failures import lost_while_joining
 from phalanx.transports.hello import GivenUp, Note, key_of_ranks, quoted
-from phalanx.transports.hooks import observer
 from phalanx.transports.identities import Identity, process_namespace
+from phalanx.transports.observers import tell
 from phalanx.types import GroupInfo
 
 __all__ = ["Known", "Lookout", "Venue"]
@@ -103,7 +103,7 @@ class Lookout:
     def watch(self, rank: int, identity: Identity) -> None:
         if rank != self._info.rank:
             self._peers[rank] = _native.Peer.watch(*identity)
-            observer().expecting(self._info, rank, identity)
+            tell.expecting(self._info, rank, identity)
 
     def check_alive(self) -> None:
         """Raises where any of the ranks is known to be dead."""

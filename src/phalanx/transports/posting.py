@@ -13,7 +13,7 @@ from phalanx.errors import PhalanxError
 
 # `places` tells the core which code is the program's own.
 from phalanx.transports import failures, keeper, limits, places, rendezvous  # noqa: F401
-from phalanx.transports.hooks import observer
+from phalanx.transports.observers import tell
 from phalanx.transports.rendezvous import Known, Met
 from phalanx.types import GroupInfo, Store
 
@@ -35,7 +35,7 @@ def join(
 
     def make(met: Met) -> PostedCalls:
         posted = PostedCalls(met, on_failure)
-        observer().joined(posted, info, met.folder)
+        tell.joined(posted, info, met.folder)
         return posted
 
     return rendezvous.join(store, info, timeout, make, scope=scope, known=known, only_posts=True)
@@ -81,7 +81,7 @@ class PostedCalls:
 
     # What `failures` asks of a group.
 
-    check = _native.CHECK_ON
+    level = _native.CHECK_ON
 
     @property
     def seq(self) -> int:

@@ -30,12 +30,13 @@ from typing import TypeVar
 from phalanx import _native
 from phalanx.errors import CallTimeout, GroupError, PeerLost, PhalanxError
 from phalanx.transports import identities, limits, segments
+from phalanx.transports.advisers import ask
 from phalanx.transports.exchange import Exchange, Key
 from phalanx.transports.hello import Answer, GivenUp, Hello, Note, Offer
-from phalanx.transports.hooks import observer
 from phalanx.transports.identities import NOBODY, Identity, own_identity, process_namespace
 from phalanx.transports.levels import asked_level
 from phalanx.transports.lookout import Known, Lookout, Venue
+from phalanx.transports.observers import tell
 from phalanx.types import GroupInfo, Store
 
 __all__ = ["Known", "Met", "decline", "join"]
@@ -109,7 +110,7 @@ def join(
     try:
         made = make(met)
     except BaseException as error:
-        observer().not_made(info, meeting.folder, error)
+        tell.not_made(info, meeting.folder, error)
         raise
     identities.meet(meeting.venue.numbering, info.members, meeting.identities)
     return made
@@ -156,14 +157,14 @@ class _Meeting:
                 self._choose(self._number + 1)
             self._exchange.set(key.name, str(self._number))
         place = self.venue.place(self._info.members)
-        observer().coming(self._info, place, self._number, self._timeout)
+        tell.coming(self._info, place, self._number, self._timeout)
         if given_up:
             raise self._lookout.told_by(given_up)
         self._tell_what_is_made()
         self._lookout.watch_known()
         for rank, member in enumerate(self._info.members):
             if (identity := identities.last_met(self.venue.numbering, member)) != NOBODY and rank != self._info.rank:
-                observer().expecting(self._info, rank, identity)
+                tell.expecting(self._info, rank, identity)
 
     def _choose(self, number: int) -> None:
         self._number = number
@@ -183,7 +184,7 @@ class _Meeting:
 
     def give_up(self, error: BaseException) -> None:
         """Tells the other ranks why. What was said first stays: it is what the others give up for."""
-        observer().not_made(self._info, self.folder, error)
+        tell.not_made(self._info, self.folder, error)
         if not self._prefix:
             return
         given_up = self._lookout.give_up(error, self._process).text()
@@ -201,7 +202,7 @@ class _Meeting:
             _native.cpu_quota(),
             *self._process,
             asked_level(),
-            observer().offer_folder() if self._info.rank == 0 else "",
+            ask.offer_folder() if self._info.rank == 0 else "",
         )
         self._say(f"hello/{self._info.rank}", hello.text())
         hellos = self.hellos = self._hear_all("hello", Hello.read)

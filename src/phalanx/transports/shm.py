@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
 from phalanx import _native
 from phalanx.errors import PhalanxError
 from phalanx.statistics import OpStatistics
-from phalanx.transports import failures, identities, limits, rendezvous
+from phalanx.transports import failures, identities, limits, rendezvous, splitting
+from phalanx.transports.base import BaseTransport, Exchange
 from phalanx.transports.copying import Copying
 from phalanx.transports.hello import Hello
 from phalanx.transports.identities import Identity
@@ -52,7 +55,7 @@ def _make(met: Met) -> ShmTransport:
     return ShmTransport(group, met.info, met.identities, met.folder, met.began_ns, met.hellos)
 
 
-class ShmTransport:
+class ShmTransport(BaseTransport):
     """One rank's end of a segment. The native group is thread-safe and keeps calls in order."""
 
     __slots__ = (
@@ -61,13 +64,15 @@ class ShmTransport:
         "_group",
         "_info",
         "_left_at",
+        "_process",
         "_statistics",
+        "_steps_lock",
         "began_ns",
-        "check",
         "folder",
         "front",
         "hellos",
         "identities",
+        "level",
     )
 
     def __init__(
@@ -86,9 +91,10 @@ class ShmTransport:
         self.began_ns = began_ns
         self.hellos = hellos
         self._group: _native.Group | None = group
-        self.check = group.check
+        self.level = group.level
         self._info = info
         self._left_at = 0
+        self._steps_lock, self._process = threading.Lock(), os.getpid()
         # Kept when the group is left.
         self._statistics = group.statistics
         # Of calls without a Python frame of ours. Whoever makes the group sets its timeout.
@@ -100,6 +106,11 @@ class ShmTransport:
         return self._group is None
 
     kind = "shm"
+    spans_processes = True
+
+    @property
+    def quick(self) -> ShmTransport:
+        return self
 
     @property
     def state(self) -> str:
@@ -118,8 +129,27 @@ class ShmTransport:
         group = self._group
         return self._left_at if group is None else group.seq
 
+    def split(
+        self, info: GroupInfo | None, members: Sequence[int], propose: Exchange, exchange: Exchange
+    ) -> ShmTransport | None:
+        began_ns = time.monotonic_ns()
+        ids = [self.identities[rank] for rank in members]
+        hellos = [self.hellos[rank] for rank in members]
+        group = splitting.split(self._info, info, members, hellos, ids, propose, exchange)
+        if info is None or group is None:
+            return None
+        return ShmTransport(group, info, ids, self.folder, began_ns, hellos)
+
+    def exclude_others(self) -> AbstractContextManager[object]:
+        if self._process != os.getpid():
+            # A thread of the parent may hold it.
+            self._steps_lock, self._process = threading.Lock(), os.getpid()
+        return self._steps_lock
+
+    def decline(self, store: Store, info: GroupInfo, timeout: float, error: PhalanxError) -> None:
+        rendezvous.decline(store, info, timeout, error)
+
     def check_whole(self, op: str) -> None:
-        """Raises where the group is broken, or a rank is gone. For waits outside a call."""
         group = self._group
         if group is None or group.forked:
             return
@@ -179,7 +209,6 @@ class ShmTransport:
             identities.forget(self.identities[failure.peer])
 
     def words_of_left(self, rank: int) -> str | None:
-        """The last words of a rank that has left the group; None: it has not left."""
         group = self._group
         if group is None or group.forked or not group.has_left(rank):
             return None
@@ -248,10 +277,9 @@ class ShmTransport:
         op: str,
         timeout: float,
         written: Sequence[tuple[int, int]],
-        copies: Copies,
+        copies: Copies | None = None,
     ) -> ShmPending:
-        """A call that was begun. The core writes the memory between the addresses in `written`."""
-        pending = ShmPending(self._copying, group, self._info, native, op, timeout, copies)
+        pending = ShmPending(self._copying, group, self._info, native, op, timeout, copies or [])
         if copies:
             self._copying.add(pending)
         if written:

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 from phalanx import _native
 from phalanx.errors import GroupError
 from phalanx.transports import limits, segments
+from phalanx.transports.base import Exchange
 from phalanx.transports.hello import Answer, Hello, Offer
 from phalanx.transports.identities import Identity
-from phalanx.transports.shm import ShmTransport
 from phalanx.types import GroupInfo
 
 __all__ = ["split"]
@@ -32,35 +31,21 @@ _Maker = Callable[..., contextlib.AbstractContextManager[segments.Made]]
 
 
 def split(
-    parent: ShmTransport,
     whole: GroupInfo,
     info: GroupInfo | None,
     members: Sequence[int],
-    propose: Callable[[str], list[str]],
-    exchange: Callable[[str], list[str]],
-) -> ShmTransport | None:
+    hellos: Sequence[Hello],
+    identities: Sequence[Identity],
+    propose: Exchange,
+    exchange: Exchange,
+) -> _native.Group | None:
     """This rank's end of the new group's segment. None without `info`: this rank is not in any.
 
-    `members` are the new group's ranks in the parent, of which `whole` is the info. `exchange` gives every rank of the
-    parent every rank's text; so does `propose`, which comes first, and raises where ranks do not agree.
+    `members` are the new group's ranks in the parent, whose info is `whole`. `hellos` and `identities` are what the
+    parent knows of these ranks. `exchange` gives every rank of the parent every rank's text; so does `propose`, which
+    comes first, and raises where ranks do not agree.
     """
-    began_ns = time.monotonic_ns()
-    side = _Side(
-        whole,
-        info,
-        members,
-        [parent.hellos[rank] for rank in members],
-        [parent.identities[rank] for rank in members],
-    )
-    group = _make(side, propose, exchange)
-    if info is None or group is None:
-        return None
-    return ShmTransport(group, info, side.identities, parent.folder, began_ns, side.hellos)
-
-
-def _make(
-    side: _Side, propose: Callable[[str], list[str]], exchange: Callable[[str], list[str]]
-) -> _native.Group | None:
+    side = _Side(whole, info, members, hellos, identities)
     found: list[dict[int, str]] = []
     for tell, make in ((propose, segments.made_memfd), (exchange, segments.made_file)):
         try:

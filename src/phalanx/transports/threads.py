@@ -22,7 +22,7 @@ from phalanx.errors import CallTimeout, GroupError, PhalanxError
 from phalanx.memory import meet
 from phalanx.statistics import OpStatistics
 from phalanx.transports import failures
-from phalanx.transports.base import Pending
+from phalanx.transports.base import BaseTransport, Exchange, Pending
 from phalanx.transports.circles import different_groups
 from phalanx.transports.counting import Counts, size_of
 from phalanx.transports.futures import SharedTurnFuture
@@ -106,7 +106,7 @@ class Origin:
         return self._num_forks != _Forks.num
 
 
-class ThreadsTransport:
+class ThreadsTransport(BaseTransport):
     """One rank's place in a meeting."""
 
     def __init__(self, meeting: Meeting, info: GroupInfo, world_rank: int, box: _native.BlackBox | None = None) -> None:
@@ -156,7 +156,7 @@ class ThreadsTransport:
         return self.meeting.failure
 
     @property
-    def check(self) -> int:
+    def level(self) -> int:
         return self.meeting.check
 
     def testimonies(self) -> list[_native.Testimony]:
@@ -232,13 +232,15 @@ class ThreadsTransport:
         rank, dead, status, words = self.meeting.absent
         return failures.lost_while_joining(self._info, rank, status, dead=dead, words=words)
 
-    def split(self, info: GroupInfo, members: Sequence[int], key: str) -> ThreadsTransport:
-        """The place in a smaller group of a rank that is in it; `members` are its ranks in this one.
-
-        For ranks that have just agreed about it, and about a key, in a call of this group.
-        """
+    def split(
+        self, info: GroupInfo | None, members: Sequence[int], propose: Exchange, exchange: Exchange
+    ) -> ThreadsTransport | None:
+        # The first rank of each new group chooses a key that no other group has.
+        keys = propose(os.urandom(8).hex())
+        if info is None:
+            return None
         owners = {rank: self.meeting.owners[member] for rank, member in enumerate(members)}
-        return self._world().join_split(key, info, owners)
+        return self._world().join_split(keys[members[0]], info, owners)
 
     # What a group asks of a transport.
 

@@ -1,0 +1,51 @@
+"""What black boxes, peers and /proc tell about ranks: answers for the transports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from phalanx import _native
+from phalanx.debug.absence import Asker, describe_absent, last_calls
+from phalanx.debug.own_box import own_box
+from phalanx.debug.seen import SeenGroups
+from phalanx.transports.advisers import Adviser
+from phalanx.types import GroupInfo
+
+__all__ = ["Advising"]
+
+
+class Advising(Adviser):
+    def __init__(self, groups: SeenGroups) -> None:
+        self._groups = groups
+
+    def offer_folder(self) -> str:
+        return own_box().offer_folder()
+
+    def absent(self, group: Any, info: GroupInfo, op: str, seq: int, missing: Sequence[int]) -> list[str]:
+        if not isinstance(group, _native.Group):
+            return _own_lines(group, "whereabouts")
+        ask = not group.failure().asked
+        return self._say_once(group, lambda asker: describe_absent(asker, op, seq, missing, stacks=True, ask=ask))
+
+    def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
+        if not isinstance(group, _native.Group):
+            return _own_lines(group, "lost", peer)
+        return self._say_once(group, lambda asker: last_calls(asker, peer))
+
+    def _say_once(self, group: _native.Group, describe: Callable[[Asker], list[str]]) -> list[str]:
+        """A group fails once, and says the same at every further call."""
+        seen = self._groups.find(group.token)
+        if seen is None:
+            return []
+        if seen.said is None:
+            asker = self._groups.asker(group.token)
+            seen.said = [] if asker is None else describe(asker)
+        return seen.said
+
+
+def _own_lines(group: Any, question: str, *args: int) -> list[str]:
+    """What a group without processes knows by itself, if it does."""
+    answer = getattr(group, question, None)
+    lines: list[str] = [] if answer is None else answer(*args)
+    return lines

@@ -1,0 +1,125 @@
+"""Observers are told, advisers are asked; neither breaks a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from phalanx.transports import advisers
+from phalanx.transports.advisers import Adviser, ask, take_advice_of
+from phalanx.transports.observers import Observer, are_calls_observed, observing, tell
+from phalanx.types import GroupInfo
+
+INFO = GroupInfo("g", 0, 2)
+
+
+class _Noting(Observer):
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def joined(self, transport: Any, info: GroupInfo, folder: str) -> None:
+        self.seen.append(f"joined {info.name} {folder}")
+
+    def left(self) -> None:
+        self.seen.append("left")
+
+
+class _Failing(_Noting):
+    def joined(self, transport: Any, info: GroupInfo, folder: str) -> None:
+        raise ValueError("no room")
+
+    def switched_off(self) -> None:
+        self.seen.append("switched off")
+        raise RuntimeError("not even this")
+
+
+def test_all_observers_are_told() -> None:
+    first, second = _Noting(), _Noting()
+    with observing(first):
+        tell.joined(None, INFO, "here")
+        with observing(second):
+            tell.left()
+    tell.left()
+    assert first.seen == ["joined g here", "left"]
+    assert second.seen == ["left"]
+
+
+def test_an_observer_that_fails_is_switched_off_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    failing, other = _Failing(), _Noting()
+    with caplog.at_level(logging.INFO, "phalanx"), observing(failing), observing(other):
+        tell.joined(None, INFO, "")
+        tell.joined(None, INFO, "")
+        tell.left()
+    assert failing.seen == ["switched off"]
+    assert other.seen == ["joined g ", "joined g ", "left"]
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "the observer _Failing raised in joined() and is switched off: ValueError('no room')")
+    ]
+
+
+def test_an_interruption_is_no_failure_of_the_observer() -> None:
+    class Interrupted(_Noting):
+        def joined(self, transport: Any, info: GroupInfo, folder: str) -> None:
+            raise KeyboardInterrupt
+
+    interrupted = Interrupted()
+    with observing(interrupted):
+        with pytest.raises(KeyboardInterrupt):
+            tell.joined(None, INFO, "")
+        tell.left()
+    assert interrupted.seen == ["left"]
+
+
+def test_every_event_is_passed_on() -> None:
+    """A new event of `Observer` reaches observers without another list of names."""
+    events = {name for name in vars(Observer) if not name.startswith("_")} - {"wants_calls", "switched_off"}
+    assert events == {name for name in vars(type(tell)) if not name.startswith("_")}
+
+
+def test_calls_are_observed_while_an_observer_wants_them() -> None:
+    class Calls(Observer):
+        wants_calls = True
+
+    before = are_calls_observed()
+    with observing(_Noting()):
+        assert are_calls_observed() == before
+        with observing(Calls()):
+            assert are_calls_observed()
+    assert are_calls_observed() == before
+
+
+@pytest.fixture
+def adviser() -> Iterator[type[Adviser]]:
+    before = advisers._adviser
+    yield Adviser
+    take_advice_of(before)
+
+
+def test_the_adviser_is_asked(adviser: type[Adviser]) -> None:
+    class Knowing(adviser):  # type: ignore[valid-type, misc]
+        def absent(self, group: Any, info: GroupInfo, op: str, seq: int, missing: Sequence[int]) -> list[str]:
+            return [f"{op} {seq} {missing}"]
+
+    take_advice_of(Knowing())
+    assert ask.absent(None, INFO, "barrier", 1, [1]) == ["barrier 1 [1]"]
+    assert ask.lost(None, INFO, 1) == []
+    assert ask.offer_folder() == ""
+
+
+def test_an_adviser_that_fails_has_no_answer(adviser: type[Adviser], caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(adviser):  # type: ignore[valid-type, misc]
+        def offer_folder(self) -> str:
+            raise OSError("disk full")
+
+        def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
+            raise ValueError("who?")
+
+    take_advice_of(Failing())
+    with caplog.at_level(logging.INFO, "phalanx"):
+        assert ask.offer_folder() == ""
+        assert ask.lost(None, INFO, 1) == []
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "Failing.offer_folder(): OSError('disk full')" in caplog.records[0].getMessage()
