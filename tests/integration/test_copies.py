@@ -8,8 +8,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
+import sys
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy
 import pytest
@@ -268,3 +271,76 @@ def _at(address: int, num: int) -> Tensor:
 
 def test_a_receive_through_a_copy_into_read_only_memory_is_refused(tmp_path: Path) -> None:
     assert values(_read_only, 2, tmp_path) == [["INVALID:MEMORY"]] * 2
+
+
+def _columns_of(num: int, numel: int) -> list[Tensor]:
+    """Tensors that are not contiguous and have memory of their own."""
+    return [torch.full((numel, 2), -1.0)[:, 0] for _ in range(num)]
+
+
+def _write(op: str, rank: int, is_async: bool) -> tuple[list[Tensor], Any]:
+    """Makes a call; its outputs, which are not contiguous, and its Work."""
+    numel = 6
+    own = torch.full((numel,), rank + 1.0)
+    outputs = _columns_of(2 if op in ("all_gather", "all_to_all") else 1, numel)
+    match op:
+        case "all_gather":
+            return outputs, dist.all_gather(outputs, own, async_op=is_async)
+        case "all_to_all":
+            return outputs, dist.all_to_all(outputs, [own, own], async_op=is_async)
+        case "reduce_scatter":
+            return outputs, dist.reduce_scatter(outputs[0], [own, own], async_op=is_async)
+        case "broadcast":
+            return outputs, dist.broadcast(outputs[0] if rank else own, 0, async_op=is_async)
+        case "scatter":
+            return outputs, dist.scatter(outputs[0], None if rank else [own, own], 0, async_op=is_async)
+        case "all_reduce":
+            outputs[0].copy_(own)
+            return outputs, dist.all_reduce(outputs[0], async_op=is_async)
+    # A message to oneself would be refused.
+    work = dist.irecv(outputs[0], 0) if rank else dist.isend(own, 1)
+    if not is_async and work is not None:
+        work.wait()
+    return outputs, work
+
+
+_WRITING = {
+    "all_gather": [1.0, 2.0],
+    "all_to_all": [1.0, 2.0],
+    "reduce_scatter": [3.0],
+    "broadcast": [1.0],
+    "scatter": [1.0],
+    "recv": [1.0],
+    "all_reduce": [3.0],
+}
+
+
+def _watched(here: Here) -> dict[str, list[Any]]:
+    """What rank 1 got by each op, and how often an output was copied when the call was made."""
+    here.init()
+    found: dict[str, list[Any]] = {}
+    for op in _WRITING:
+        for is_async in (False, True):
+            copied: list[int] = []
+
+            def watch(frame: FrameType, event: str, function: Any, copied: list[int] = copied) -> None:
+                if event == "c_call" and function.__name__ in ("contiguous", "clone"):
+                    copied.append(function.__self__.data_ptr())
+
+            sys.setprofile(watch)
+            try:
+                outputs, work = _write(op, here.rank, is_async)
+            finally:
+                sys.setprofile(None)
+            if work is not None:
+                work.wait()
+            num_copied = sum(address in [output.data_ptr() for output in outputs] for address in copied)
+            found[f"{op} {is_async}"] = [[output.unique().item() for output in outputs], num_copied]
+    return found
+
+
+def test_outputs_that_a_call_overwrites_are_not_copied_first(tmp_path: Path) -> None:
+    found = values(_watched, 2, tmp_path)[1]
+    for op, expected in _WRITING.items():
+        # Only what the call reads, too.
+        assert found[f"{op} False"] == found[f"{op} True"] == [expected, int(op == "all_reduce")], op

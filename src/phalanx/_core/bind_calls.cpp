@@ -321,7 +321,7 @@ Started start_message(Group& group, std::shared_ptr<MessageTicket> ticket, doubl
 }
 
 void bind_calls(nb::module_& module, nb::class_<Group>& group) {
-  nb::class_<Pending>(module, "Pending")
+  nb::class_<Pending>(module, "Pending", nb::is_weak_referenceable())
       .def("wait", [](const Pending& self, double timeout) { return static_cast<int>(self.wait(timeout)); })
       .def("missing", &Pending::missing)
       .def("notify", &Pending::notify)
