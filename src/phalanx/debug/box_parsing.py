@@ -24,7 +24,6 @@ from phalanx.debug.records import (
     Record,
 )
 from phalanx.printable import printable
-from phalanx.types import REDUCE_OP_NAMES
 
 __all__ = ["Sizes", "parse_header", "parse_record"]
 
@@ -177,7 +176,7 @@ def parse_record(layout: Format, data: bytes, texts: Texts, offset: int) -> Reco
 
 
 def _reduce_op(number: int) -> str | None:
-    return None if number == _native.NO_REDUCE_OP else _at(REDUCE_OP_NAMES, number)
+    return None if number == _native.NO_REDUCE_OP else _at(_native.REDUCE_OPS, number)
 
 
 def _dtype(number: int) -> str | None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from phalanx import _native
 from phalanx.debug.box_layout import Layout
+from phalanx.phrases import short_path
 from phalanx.printable import printable
-from phalanx.transports.places import short_path
 
 __all__ = ["CallSite", "GroupName", "Room", "Texts"]
 
