@@ -8,7 +8,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
+import os
+import random
+import signal
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -344,3 +348,81 @@ def test_outputs_that_a_call_overwrites_are_not_copied_first(tmp_path: Path) -> 
     for op, expected in _WRITING.items():
         # Only what the call reads, too.
         assert found[f"{op} False"] == found[f"{op} True"] == [expected, int(op == "all_reduce")], op
+
+
+class _Cycle:
+    """Garbage that only the collector finds."""
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+        self.own = self
+
+
+_NUM_THREADS, _NUM_ROUNDS = 3, 40
+# Elements of calls that are in flight for a while.
+_LONG = 20_000
+
+
+def _forked(work: Any) -> int:
+    """What became of a child that waits for a call of its parent."""
+    child = os.fork()
+    if child == 0:
+        # It must not wait for a lock that a thread of its parent held.
+        signal.alarm(20)
+        try:
+            work.wait()
+        except phalanx.GroupError as error:
+            os._exit(0 if error.code == "GROUP:FORKED" else 3)
+        # The call had ended before the fork.
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def _stress(here: Here) -> list[str]:
+    """Threads with groups of their own, and calls that are waited for, dropped, left to the collector, or seen by a
+    forked child."""
+    here.init()
+    groups = [dist.new_group() for _ in range(_NUM_THREADS)]
+    wrong: list[str] = []
+
+    def work_in(own: int) -> None:
+        chance = random.Random(own)
+        matrix = torch.zeros(_LONG, _NUM_ROUNDS)
+        for number in range(_NUM_ROUNDS):
+            # Twice the same column: the second call takes the copy of the first.
+            column = matrix[:, number]
+            column.fill_(here.rank + 1.0)
+            works = [dist.all_reduce(column, group=groups[own], async_op=True) for _ in range(2)]
+            outputs = _columns_of(2, _LONG)
+            works.append(dist.all_gather(outputs, column, group=groups[own], async_op=True))
+            if number % 10 == own and (status := _forked(works[0])):
+                wrong.append(f"a child ended with {status}")
+            # The same on all ranks, or not: what is dropped comes back all the same.
+            if chance.random() < 0.5:
+                _Cycle(works.pop(0))
+                _Cycle(works.pop(0))
+            if chance.random() < 0.2:
+                gc.collect()
+            works[-1].wait()
+            # Collectives come back in the order of the calls.
+            seen = [column.unique().tolist(), *(output.unique().tolist() for output in outputs)]
+            if seen != [[6.0]] * 3:
+                wrong.append(f"thread {own}, round {number}: {seen}")
+
+    threads = [threading.Thread(target=work_in, args=(own,)) for own in range(_NUM_THREADS)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    dist.barrier()
+    return wrong
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_threads_garbage_and_forks_come_in_between(tmp_path: Path) -> None:
+    assert values(_stress, 2, tmp_path) == [[], []]
