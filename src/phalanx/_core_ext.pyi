@@ -868,8 +868,11 @@ class Front:
     def copies(self) -> int:
         """How many calls in flight write to copies of tensors."""
 
-    @copies.setter
-    def copies(self, arg: int, /) -> None: ...
+    def count_copies(self, change: int) -> None:
+        """
+        A call that writes to copies has begun (1), or its copies are back (-1).
+        """
+
     @property
     def coalescing(self) -> bool:
         """Whether a coalescing manager collects the works of calls."""

@@ -11,6 +11,7 @@ import torch
 from torch.distributed import PrefixStore, Store
 
 from phalanx import _native
+from phalanx.phrases import describe_ranks
 
 __all__ = [
     "DTYPE_CODES",
@@ -80,10 +81,6 @@ class GroupInfo:
     def _number(self, rank: int) -> str:
         global_rank = self.global_ranks[rank] if 0 <= rank < len(self.global_ranks) else rank
         return str(rank) if global_rank == rank else f"{rank} (global rank {global_rank})"
-
-
-def describe_ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 class Blocks:

@@ -22,8 +22,9 @@ import torch.distributed as dist
 from ranks import is_gone, until
 
 import phalanx
+from phalanx.debug.box_reader import read_box
 from phalanx.debug.own_box import own_box
-from phalanx.debug.records import Box, read_box
+from phalanx.debug.records import Box
 
 SIZE = 3
 # Of a call that gives up, and of one that never does.

@@ -8,8 +8,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
+import os
+import random
+import signal
+import sys
+import threading
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy
 import pytest
@@ -268,3 +275,154 @@ def _at(address: int, num: int) -> Tensor:
 
 def test_a_receive_through_a_copy_into_read_only_memory_is_refused(tmp_path: Path) -> None:
     assert values(_read_only, 2, tmp_path) == [["INVALID:MEMORY"]] * 2
+
+
+def _columns_of(num: int, numel: int) -> list[Tensor]:
+    """Tensors that are not contiguous and have memory of their own."""
+    return [torch.full((numel, 2), -1.0)[:, 0] for _ in range(num)]
+
+
+def _write(op: str, rank: int, is_async: bool) -> tuple[list[Tensor], Any]:
+    """Makes a call; its outputs, which are not contiguous, and its Work."""
+    numel = 6
+    own = torch.full((numel,), rank + 1.0)
+    outputs = _columns_of(2 if op in ("all_gather", "all_to_all") else 1, numel)
+    match op:
+        case "all_gather":
+            return outputs, dist.all_gather(outputs, own, async_op=is_async)
+        case "all_to_all":
+            return outputs, dist.all_to_all(outputs, [own, own], async_op=is_async)
+        case "reduce_scatter":
+            return outputs, dist.reduce_scatter(outputs[0], [own, own], async_op=is_async)
+        case "broadcast":
+            return outputs, dist.broadcast(outputs[0] if rank else own, 0, async_op=is_async)
+        case "scatter":
+            return outputs, dist.scatter(outputs[0], None if rank else [own, own], 0, async_op=is_async)
+        case "all_reduce":
+            outputs[0].copy_(own)
+            return outputs, dist.all_reduce(outputs[0], async_op=is_async)
+    # A message to oneself would be refused.
+    work = dist.irecv(outputs[0], 0) if rank else dist.isend(own, 1)
+    if not is_async and work is not None:
+        work.wait()
+    return outputs, work
+
+
+_WRITING = {
+    "all_gather": [1.0, 2.0],
+    "all_to_all": [1.0, 2.0],
+    "reduce_scatter": [3.0],
+    "broadcast": [1.0],
+    "scatter": [1.0],
+    "recv": [1.0],
+    "all_reduce": [3.0],
+}
+
+
+def _watched(here: Here) -> dict[str, list[Any]]:
+    """What rank 1 got by each op, and how often an output was copied when the call was made."""
+    here.init()
+    found: dict[str, list[Any]] = {}
+    for op in _WRITING:
+        for is_async in (False, True):
+            copied: list[int] = []
+
+            def watch(frame: FrameType, event: str, function: Any, copied: list[int] = copied) -> None:
+                if event == "c_call" and function.__name__ in ("contiguous", "clone"):
+                    copied.append(function.__self__.data_ptr())
+
+            sys.setprofile(watch)
+            try:
+                outputs, work = _write(op, here.rank, is_async)
+            finally:
+                sys.setprofile(None)
+            if work is not None:
+                work.wait()
+            num_copied = sum(address in [output.data_ptr() for output in outputs] for address in copied)
+            found[f"{op} {is_async}"] = [[output.unique().item() for output in outputs], num_copied]
+    return found
+
+
+def test_outputs_that_a_call_overwrites_are_not_copied_first(tmp_path: Path) -> None:
+    found = values(_watched, 2, tmp_path)[1]
+    for op, expected in _WRITING.items():
+        # Only what the call reads, too.
+        assert found[f"{op} False"] == found[f"{op} True"] == [expected, int(op == "all_reduce")], op
+
+
+class _Cycle:
+    """Garbage that only the collector finds."""
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+        self.own = self
+
+
+_NUM_THREADS, _NUM_ROUNDS = 3, 40
+# Elements of calls that are in flight for a while.
+_LONG = 20_000
+
+
+def _forked(work: Any) -> int:
+    """What became of a child that waits for a call of its parent."""
+    child = os.fork()
+    if child == 0:
+        # It must not wait for a lock that a thread of its parent held.
+        signal.alarm(20)
+        try:
+            work.wait()
+        except phalanx.GroupError as error:
+            os._exit(0 if error.code == "GROUP:FORKED" else 3)
+        # The call had ended before the fork.
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def _stress(here: Here) -> list[str]:
+    """Threads with groups of their own, and calls that are waited for, dropped, left to the collector, or seen by a
+    forked child."""
+    here.init()
+    groups = [dist.new_group() for _ in range(_NUM_THREADS)]
+    wrong: list[str] = []
+
+    def work_in(own: int) -> None:
+        chance = random.Random(own)
+        matrix = torch.zeros(_LONG, _NUM_ROUNDS)
+        for number in range(_NUM_ROUNDS):
+            # Twice the same column: the second call takes the copy of the first.
+            column = matrix[:, number]
+            column.fill_(here.rank + 1.0)
+            works = [dist.all_reduce(column, group=groups[own], async_op=True) for _ in range(2)]
+            outputs = _columns_of(2, _LONG)
+            works.append(dist.all_gather(outputs, column, group=groups[own], async_op=True))
+            if number % 10 == own and (status := _forked(works[0])):
+                wrong.append(f"a child ended with {status}")
+            # The same on all ranks, or not: what is dropped comes back all the same.
+            if chance.random() < 0.5:
+                _Cycle(works.pop(0))
+                _Cycle(works.pop(0))
+            if chance.random() < 0.2:
+                gc.collect()
+            works[-1].wait()
+            # Collectives come back in the order of the calls.
+            seen = [column.unique().tolist(), *(output.unique().tolist() for output in outputs)]
+            if seen != [[6.0]] * 3:
+                wrong.append(f"thread {own}, round {number}: {seen}")
+
+    threads = [threading.Thread(target=work_in, args=(own,)) for own in range(_NUM_THREADS)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    dist.barrier()
+    return wrong
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_threads_garbage_and_forks_come_in_between(tmp_path: Path) -> None:
+    assert values(_stress, 2, tmp_path) == [[], []]

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import programs
 from phalanx.commands import main
+from phalanx.debug.box_reader import read_box
 from phalanx.debug.own_box import own_box
-from phalanx.debug.records import read_box
 
 
 def _two_meshes(here: Here) -> list[tuple[str, str, int]]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from phalanx import _native
 from phalanx.debug.box_layout import NEWEST
-from phalanx.debug.records import MAKING, Box, read_box
+from phalanx.debug.box_reader import read_box
+from phalanx.debug.records import MAKING, Box
 from phalanx.types import DTYPE_CODES, REDUCE_OP_NAMES
 
 ARENA_BYTES = 262144

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from boxes import make_box
+from boxes import Call, make_box
 from jobs import ALL_IS_WELL, SIX
 
 from phalanx import _native
@@ -121,4 +121,24 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path, verb: list[str]) -> None:
         done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     finally:
         os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+_WITHOUT_TORCH = """
+import sys
+from phalanx.commands import main
+code = main(sys.argv[1:])
+assert "torch" not in sys.modules
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("verb", [["report"], ["dump", "--out", "{}/out"]])
+def test_commands_do_not_load_torch(tmp_path: Path, verb: list[str]) -> None:
+    """That takes seconds."""
+    (tmp_path / "1.box").write_bytes(make_box(*SIX[:-1], Call(seq=6, state="started"), world_size=2))
+    words = [*(word.format(tmp_path) for word in verb), str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TORCH, *words], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")

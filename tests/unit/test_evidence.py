@@ -12,10 +12,10 @@ from jobs import SIX
 
 from phalanx.commands import main
 from phalanx.debug import evidence
+from phalanx.debug.box_reader import read_box
 from phalanx.debug.box_texts import Room
 from phalanx.debug.evidence import read_boxes, read_text
 from phalanx.debug.job_folder import JobFolder
-from phalanx.debug.records import read_box
 
 
 def _give_room(monkeypatch: pytest.MonkeyPatch, **most: int) -> None:

@@ -16,10 +16,11 @@ from boxes import Call, make_box
 from nursery import Nursery, Process
 
 from phalanx.debug import folders
+from phalanx.debug.box_reader import read_header
 from phalanx.debug.evidence import read_boxes
 from phalanx.debug.folders import Membership, job_folders, make_job_folder
 from phalanx.debug.job_folder import JobFolder
-from phalanx.debug.records import DIED, ENDED_WELL, FAILED, RUNNING, ending_of, read_header
+from phalanx.debug.records import DIED, ENDED_WELL, FAILED, RUNNING, ending_of
 
 NAME = f"phalanx-{os.geteuid()}"
 

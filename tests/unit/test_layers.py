@@ -16,7 +16,7 @@ ROOT = Path(phalanx.__file__).parent
 # From the bottom up: a module may import from its own layer and from those before it.
 LAYERS = [
     {"_core_ext", "_native"},
-    {"children", "durations", "errors", "log", "memory", "printable", "statistics", "types"},
+    {"children", "durations", "errors", "log", "memory", "phrases", "printable", "statistics", "types"},
     {"transports"},
     {"collectives"},
     {"group"},

@@ -17,7 +17,8 @@ from boxes import Call, box_of, collective, make_box, making, message
 
 from phalanx.commands import main
 from phalanx.debug.box_layout import FORMATS, NEWEST
-from phalanx.debug.records import MAKING, read_box, read_header
+from phalanx.debug.box_reader import read_box, read_header
+from phalanx.debug.records import MAKING
 
 _DATA = Path(__file__).parent / "data" / "version2"
 _JOB = "job-20261117-210336-2767-9cf7"

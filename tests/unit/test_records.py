@@ -16,18 +16,8 @@ from boxes import EPOCH, NOBODY, RECORD_BYTES, RECORDS_OFFSET, SECOND, Call, box
 from phalanx import _native
 from phalanx.debug import job_folder
 from phalanx.debug.box_layout import NEWEST
-from phalanx.debug.records import (
-    DIED,
-    ENDED_WELL,
-    FAILED,
-    RUNNING,
-    GroupName,
-    Location,
-    ending_of,
-    is_alive,
-    read_box,
-    read_header,
-)
+from phalanx.debug.box_reader import read_box, read_header
+from phalanx.debug.records import DIED, ENDED_WELL, FAILED, RUNNING, CallSite, GroupName, ending_of, is_alive
 
 # Field 22 of what the system says of the process, then waits.
 _SAY_START = """
@@ -74,7 +64,7 @@ def test_a_record_in_words() -> None:
     times = [EPOCH + int(seconds * SECOND) for seconds in (2.5, 2.5, 3.0)]
     assert [record.created_ns, record.started_ns, record.ended_ns] == times
     assert record.last_ns == times[-1]
-    assert record.location == Location("/opt/train.py", 12, "step")
+    assert record.location == CallSite("/opt/train.py", 12, "step")
     assert (record.is_async, record.in_backward, record.by_reducer, record.is_list) == (True, True, False, False)
     assert not record.is_message
 
@@ -92,8 +82,8 @@ def test_what_is_not_known() -> None:
 
 def test_a_place_in_the_working_folder_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert Location(str(tmp_path / "train.py"), 20, "step").describe() == "train.py:20, in step"
-    assert Location("/elsewhere/train.py", 20, "step").describe() == "/elsewhere/train.py:20, in step"
+    assert CallSite(str(tmp_path / "train.py"), 20, "step").describe() == "train.py:20, in step"
+    assert CallSite("/elsewhere/train.py", 20, "step").describe() == "/elsewhere/train.py:20, in step"
 
 
 def test_of_many_sizes_the_first_are_kept() -> None:
@@ -120,19 +110,36 @@ def test_a_record_that_is_being_marked_is_read() -> None:
     assert [(record.number, record.seq) for record in read_box(data).records] == [(1, 1), (2, 2), (3, 3)]
 
 
-@pytest.mark.parametrize("moment", [1, 2])
-def test_a_record_that_changes_meanwhile_is_left_out(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = make_box(Call(seq=1), Call(seq=2), capacity=2)
-    after = make_box(Call(seq=1), Call(seq=2), Call(seq=3, group="another"), capacity=2)
-    first = RECORDS_OFFSET
-    reads = [bytes(data)] * moment + [bytes(after)] * (3 - moment)
+def _read_one_after_another(monkeypatch: pytest.MonkeyPatch, *contents: bytes) -> None:
+    """Each read of a first record gets the next of these; all others get the last."""
+    reads = list(contents)
 
     def read(self: object, offset: int, size: int) -> bytes:
-        whole = reads.pop(0) if (offset, size) == (first, 2 * RECORD_BYTES) else bytes(after)
+        is_first = offset == RECORDS_OFFSET and size >= RECORD_BYTES
+        whole = reads.pop(0) if is_first and len(reads) > 1 else reads[-1] if is_first else contents[-1]
         return whole[offset : offset + size]
 
     monkeypatch.setattr(job_folder.Bytes, "read_at", read)
-    assert [record.seq for record in read_box(data).records] == [2]
+
+
+def _torn(box: bytes, other: bytes) -> bytes:
+    """With the first record's number, and all else of the other's."""
+    place = RECORDS_OFFSET + 8
+    return box[:place] + other[place:]
+
+
+def test_a_record_that_is_overwritten_meanwhile_is_not_mixed_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = bytes(make_box(Call(seq=1), Call(seq=2), capacity=2))
+    after = bytes(make_box(Call(seq=1), Call(seq=2), Call(seq=3, group="another"), capacity=2))
+    _read_one_after_another(monkeypatch, _torn(before, after), after)
+    found = [(record.number, record.seq, record.group.name) for record in read_box(before).records]
+    assert found == [(2, 2, "default_pg"), (3, 3, "another")]
+
+
+def test_a_record_that_changes_all_the_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes = [bytes(make_box(Call(seq=1, count=count), Call(seq=2), capacity=2)) for count in range(9)]
+    _read_one_after_another(monkeypatch, *boxes)
+    assert [record.seq for record in read_box(boxes[0]).records] == [2]
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ Started start_message(Group& group, std::shared_ptr<MessageTicket> ticket, doubl
 }
 
 void bind_calls(nb::module_& module, nb::class_<Group>& group) {
-  nb::class_<Pending>(module, "Pending")
+  nb::class_<Pending>(module, "Pending", nb::is_weak_referenceable())
       .def("wait", &Pending::wait)
       .def("missing", [](const Pending& self) { return self.call().missing(); })
       .def("notify", [](const Pending& self, std::uint64_t token) { return self.call().notify(token); })

@@ -143,7 +143,11 @@ void bind_front_method(nb::module_& module) {
           },
           "group"_a, "timeout"_a)
       .def_rw("timeout", &Front::timeout, "Of calls that have none of their own, in seconds.")
-      .def_rw("copies", &Front::copies, "How many calls in flight write to copies of tensors.")
+      .def_ro("copies", &Front::copies, "How many calls in flight write to copies of tensors.")
+      // In one step with regard to other threads, which holding the GIL makes it.
+      .def(
+          "count_copies", [](Front& self, int change) { self.copies += change; }, "change"_a,
+          "A call that writes to copies has begun (1), or its copies are back (-1).")
       .def_rw("coalescing", &Front::coalescing, "Whether a coalescing manager collects the works of calls.")
       .def("close", [](Front& self) {
         self.group = nullptr;

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from phalanx import _native
 from phalanx.debug.answers import Whereabouts
+from phalanx.debug.box_reader import read_box
 from phalanx.debug.job_folder import JobFolder
-from phalanx.debug.records import Box, Record, is_alive, read_box
+from phalanx.debug.records import Box, Record, is_alive
 from phalanx.types import GroupInfo
 
 __all__ = ["MOST_RECORDS", "Asker", "describe_absent", "describe_last_calls", "last_calls"]

@@ -19,9 +19,10 @@ from typing import NamedTuple
 
 from phalanx import _native
 from phalanx.log import logger
+from phalanx.phrases import short_path
 from phalanx.printable import printable
 from phalanx.transports import limits
-from phalanx.transports.places import is_framework, is_ours, short_path
+from phalanx.transports.places import is_framework, is_ours
 
 __all__ = ["Whereabouts", "describe_frame", "start", "stop"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from phalanx import _native
 from phalanx.debug.box_layout import Layout
+from phalanx.phrases import short_path
 from phalanx.printable import printable
-from phalanx.transports.places import short_path
 
-__all__ = ["GroupName", "Location", "Room", "Texts"]
+__all__ = ["CallSite", "GroupName", "Room", "Texts"]
 
 # Of all boxes of a report together.
 _MOST_RECORDS = 500_000
@@ -25,7 +25,7 @@ _MOST_TEXT_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class CallSite:
     """Where in the program a call was made."""
 
     filename: str
@@ -102,19 +102,29 @@ class Room:
 
 
 class Texts:
-    """The texts of one box."""
+    """The texts of one box. They only grow: each is read once, and made into an object once."""
 
-    def __init__(self, arena: bytes, group_layout: Layout | None, world_size: int, room: Room) -> None:
-        self._arena = arena
+    def __init__(self, group_layout: Layout | None, room: Room) -> None:
+        self._arena = bytearray()
         # None: a group is one text.
         self._group_layout = group_layout
-        self._world_size = world_size
+        self._world_size = 0
         self._room = room
         self._groups: dict[tuple[int, bool], GroupName] = {}
-        self._locations: dict[int, Location | None] = {}
+        self._call_sites: dict[int, CallSite | None] = {}
         self._num_members = _MOST_MEMBERS
         # Groups for which there was no room.
         self.num_left_out = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """How much of the arena was taken in."""
+        return len(self._arena)
+
+    def take_in(self, more: bytes, world_size: int) -> None:
+        """What has followed in the arena, and how many ranks the job has now."""
+        self._arena += more
+        self._world_size = world_size
 
     def group(self, offset: int, *, is_making: bool) -> GroupName:
         key = (offset, is_making)
@@ -127,13 +137,13 @@ class Texts:
                 self.num_left_out += 1
         return self._groups[key]
 
-    def location(self, offset: int) -> Location | None:
-        if offset not in self._locations:
+    def call_site(self, offset: int) -> CallSite | None:
+        if offset not in self._call_sites:
             try:
-                self._locations[offset] = self._make_location(self._parts(offset, 3))
+                self._call_sites[offset] = self._make_call_site(self._parts(offset, 3))
             except NoRoomError:
-                self._locations[offset] = None
-        return self._locations[offset]
+                self._call_sites[offset] = None
+        return self._call_sites[offset]
 
     def _group_parts(self, offset: int) -> tuple[str, str, int, str, str, str] | None:
         """None where there is no group."""
@@ -170,10 +180,10 @@ class Texts:
         name, desc, identity, place = map(self._room.text, (name, desc, identity, place))
         return GroupName(name, desc, rank, ranks, identity, place)
 
-    def _make_location(self, parts: list[str]) -> Location | None:
+    def _make_call_site(self, parts: list[str]) -> CallSite | None:
         if not parts:
             return None
-        return Location(self._room.text(parts[0]), _number(parts[1]), self._room.text(parts[2]))
+        return CallSite(self._room.text(parts[0]), _number(parts[1]), self._room.text(parts[2]))
 
     def _parts(self, offset: int, *nums: int) -> list[str]:
         # A text begins where the one before it ends.

@@ -26,7 +26,6 @@ from phalanx.debug.fates import Fate, GroupFailure, failures_of, fates_of
 from phalanx.debug.job import Disagreement, Group, Member, Process, find_disagreement, groups_of
 from phalanx.debug.moments import as_of
 from phalanx.debug.records import ABORTED, DIED, LEFT, LOST, RUNNING, TIMEOUT, Record
-from phalanx.types import NO_ROOT
 
 __all__ = ["Absence", "Cause", "Circle", "End", "FirstFailure", "Hidden", "Wait", "find_cause"]
 
@@ -129,7 +128,7 @@ def _causes_of_failure(
     if failure.call.failure not in (LEFT, LOST):
         yield failure.ns, failure
         return
-    fate = fates.get(failure.blamed if failure.blamed is not None else NO_ROOT)
+    fate = fates.get(failure.blamed if failure.blamed is not None else _native.NO_RANK)
     if fate is not None and fate.ns <= failure.ns:
         if not fate.is_consequence:
             yield fate.ns, fate
@@ -346,7 +345,7 @@ def _may_answer(peer: Member, call: Record) -> bool:
         and record.op != call.op
         and record.state != "completed"
         and record.tag == call.tag
-        and record.peer in (NO_ROOT, call.group.rank)
+        and record.peer in (_native.NO_RANK, call.group.rank)
         for record in peer.records
     )
 

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from phalanx.debug import flight
+from phalanx.debug.box_reader import read_box
 from phalanx.debug.own_box import own_box
-from phalanx.debug.records import read_box
 from phalanx.errors import GroupError
 from phalanx.transports import limits
 from phalanx.transports.threads import place

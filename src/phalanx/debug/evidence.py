@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from phalanx.debug.box_reader import read_box
 from phalanx.debug.box_texts import Room
 from phalanx.debug.job_folder import JobFolder, describe_problem
-from phalanx.debug.records import Box, read_box
+from phalanx.debug.records import Box
 
 __all__ = ["Written", "read_boxes", "read_text"]
 

@@ -30,7 +30,7 @@ from phalanx.debug.records import Box, GroupName, Record
 __all__ = ["PREFIX", "align", "dump", "encode", "file_name", "floors_of", "outline_of", "trace_of", "write"]
 
 Format = Literal["pickle", "json"]
-Trace = dict[str, Any]
+FlightTrace = dict[str, Any]
 
 PREFIX = "rank_"
 
@@ -77,7 +77,7 @@ def file_name(rank: int, format: Format = "pickle") -> str:  # noqa: A002
     return f"{PREFIX}{rank}" if format == "pickle" else f"rank-{rank}.json"
 
 
-def trace_of(box: Box, short: bool = False) -> Trace:
+def trace_of(box: Box, short: bool = False) -> FlightTrace:
     groups: dict[str, dict[str, str]] = {}
     entries = []
     # By the object that a box has for each of its groups: to compare those is to compare all of their ranks.
@@ -90,7 +90,7 @@ def trace_of(box: Box, short: bool = False) -> Trace:
             # Groups of the same ranks, on all of these, share the text.
             groups[name] = {"desc": desc, "ranks": sys.intern(str(ranks))}
         entries.append(_entry(record, *known[key], short))
-    trace: Trace = {"version": _VERSION, "pg_config": groups, "entries": entries}
+    trace: FlightTrace = {"version": _VERSION, "pg_config": groups, "entries": entries}
     if not short:
         trace["phalanx"] = {
             field: getattr(box, field)
@@ -112,7 +112,7 @@ class Outline:
 Floors = dict[tuple[str, str], int | None]
 
 
-def outline_of(trace: Trace) -> Outline:
+def outline_of(trace: FlightTrace) -> Outline:
     entries = trace["entries"]
     firsts: dict[str, int] = {}
     for entry in entries:
@@ -138,7 +138,7 @@ def floors_of(outlines: Mapping[int, Outline]) -> Floors:
     return floors
 
 
-def align(trace: Trace, floors: Floors) -> None:
+def align(trace: FlightTrace, floors: Floors) -> None:
     """Leaves out the calls that a rank of their group has no record of any more, and numbers entries from 1.
 
     Ranks make different numbers of calls, so their boxes reach back to different ones. The analyzer would take such
@@ -154,11 +154,11 @@ def align(trace: Trace, floors: Floors) -> None:
     trace["entries"] = kept
 
 
-def encode(trace: Trace, format: Format = "pickle") -> bytes:  # noqa: A002
+def encode(trace: FlightTrace, format: Format = "pickle") -> bytes:  # noqa: A002
     return pickle.dumps(trace) if format == "pickle" else json.dumps(trace, indent=1).encode()
 
 
-def write(trace: Trace, path: str | os.PathLike[str], format: Format = "pickle") -> None:  # noqa: A002
+def write(trace: FlightTrace, path: str | os.PathLike[str], format: Format = "pickle") -> None:  # noqa: A002
     data = encode(trace, format)
     # A name that the analyzer does not take for a dump, should it stay behind.
     number, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=Path(path).parent)

@@ -24,8 +24,9 @@ from typing import ParamSpec, TypeVar
 from phalanx import _native
 from phalanx.debug.bases import Base, bases, remake_job, unlink_job
 from phalanx.debug.box_layout import FORMATS
+from phalanx.debug.box_reader import read_header
 from phalanx.debug.job_folder import LOCK, JobFolder, try_lock
-from phalanx.debug.records import ENDED_WELL, RUNNING, read_header
+from phalanx.debug.records import ENDED_WELL, RUNNING
 from phalanx.log import logger
 
 __all__ = ["Membership", "find_jobs", "job_folders", "make_job_folder"]

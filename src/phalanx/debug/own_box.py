@@ -18,9 +18,10 @@ import time
 from pathlib import Path
 
 from phalanx import _native
+from phalanx.debug.box_reader import read_box
 from phalanx.debug.folders import Membership, make_job_folder
 from phalanx.debug.job_folder import describe_problem
-from phalanx.debug.records import Box, read_box
+from phalanx.debug.records import Box
 from phalanx.log import logger
 from phalanx.transports import limits
 from phalanx.types import GroupInfo

@@ -23,10 +23,11 @@ from typing import Any
 
 from phalanx import children
 from phalanx.errors import REPORT_NOTE
+from phalanx.phrases import short_path
 from phalanx.transports import keeper
 from phalanx.transports.base import Transport
 from phalanx.transports.observers import tell
-from phalanx.transports.places import is_framework, short_path
+from phalanx.transports.places import is_framework
 
 __all__ = ["enter", "last_words", "leave", "patience"]
 

@@ -76,7 +76,7 @@ class Work(TorchWork):
                 raise pending.explain_waiting(limit or seconds or 0.0)
         finally:
             if self._promise is not None and pending.ended:
-                self._settle()
+                self._complete_future()
         # A call that has finished needs nothing of the group any more.
         if self._source < 0:
             self._source = pending.source
@@ -105,7 +105,7 @@ class Work(TorchWork):
         if not pending.ended:
             return False
         # Whoever asks may look at the tensors next.
-        pending.finish()
+        pending.deliver()
         return True
 
     def is_success(self) -> bool:
@@ -116,7 +116,7 @@ class Work(TorchWork):
         if pending is None or not pending.ended:
             return None
         try:
-            pending.settle()
+            pending.deliver_or_raise()
         except Exception as error:
             # Its frames would know the future, which knows the error: a circle that no garbage collector sees.
             return error.with_traceback(None)
@@ -149,12 +149,12 @@ class Work(TorchWork):
         if pending is None:
             promise.set_result(self._tensors)
         else:
-            self._settle_when_ended(pending)
+            self._complete_future_when_ended(pending)
         return self._future
 
-    def _settle_when_ended(self, pending: Pending) -> None:
+    def _complete_future_when_ended(self, pending: Pending) -> None:
         try:
-            pending.call_when_ended(self._settle)
+            pending.call_when_ended(self._complete_future)
         except GroupError:
             # No thread can be started to complete it. In a backward pass, the end of the pass waits for the call.
             if in_backward():
@@ -167,7 +167,7 @@ class Work(TorchWork):
         with contextlib.suppress(PhalanxError):
             self.wait()
 
-    def _settle(self) -> None:
+    def _complete_future(self) -> None:
         """Once the call has ended: gives its outcome to the future, if there is one that has none."""
         with _lock:
             promise, self._promise = self._promise, None

@@ -12,8 +12,7 @@ from phalanx._native import NO_RANK
 from phalanx.debug.fates import Fate
 from phalanx.debug.job import Group, Process
 from phalanx.debug.records import DIED, RUNNING, Record
-from phalanx.transports.signatures import describe_sizes, elements
-from phalanx.types import describe_ranks
+from phalanx.phrases import describe_ranks, describe_sizes, elements
 
 __all__ = [
     "Clock",

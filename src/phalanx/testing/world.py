@@ -26,8 +26,8 @@ from phalanx import _native
 from phalanx.collectives import message
 from phalanx.debug.absence import describe_last_calls
 from phalanx.debug.answers import describe_frame
+from phalanx.debug.box_reader import read_box
 from phalanx.debug.own_box import num_calls
-from phalanx.debug.records import read_box
 from phalanx.group.endings import last_words, patience
 from phalanx.group.torch_compat.worlds import OwnWorlds
 from phalanx.testing.belongings import Cpus, Generators, YoungObjects, seed_generators

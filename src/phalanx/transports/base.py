@@ -27,7 +27,7 @@ class Pending(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether `settle` would return or raise at once."""
+        """Whether `deliver_or_raise` would return or raise at once."""
 
     @property
     def source(self) -> int:
@@ -36,7 +36,7 @@ class Pending(Protocol):
     def wait(self, timeout: float | None) -> bool:
         """Waits until the call has ended; False where the timeout came first. Raises KeyboardInterrupt and the like.
 
-        Where the call has ended well this has settled it, too.
+        Where the call has ended well this has delivered what it wrote, too.
         """
 
     def now(self) -> float:
@@ -45,11 +45,11 @@ class Pending(Protocol):
     def explain_waiting(self, seconds: float) -> CallTimeout:
         """The error for a wait that was given up while the call goes on."""
 
-    def finish(self) -> None:
-        """Does what remains to be done once the call has ended."""
+    def deliver(self) -> None:
+        """Once the call has ended: has what it wrote in the caller's tensors, and finds out why it failed."""
 
-    def settle(self) -> None:
-        """`finish`, and raises what made the call fail; the same each time."""
+    def deliver_or_raise(self) -> None:
+        """`deliver`, and raises what made the call fail; the same each time."""
 
     def call_when_ended(self, callback: Callable[[], None]) -> None:
         """Has it called once the call has ended: at once if it has, else in a thread of which callbacks may make use.

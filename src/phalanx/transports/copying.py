@@ -1,7 +1,20 @@
-"""What calls in flight will write, and the copies through which they write to tensors of any form.
+"""The copies through which the calls of a group write to tensors that do not lie in plain memory.
 
-Each new call with copies asks which calls in flight concern its memory. `regions` finds them without a look at the
-others, so thousands of calls may be in flight.
+`CopiesInFlight` owns the copies of the calls that have not brought them back: it decides which copies come back and in
+which order, and brings them back. Calls ask it; it knows only their native handles.
+
+Who may come in between: other threads; a signal handler, between two instructions of Python; the garbage collector,
+anywhere, in a thread that holds any lock; a fork. Hence:
+
+- One lock per group, held while copies come back, so that no thread goes on before copies that it asked for are back.
+  A thread may take it again. Calls without copies never take it.
+- Copying back is one call into C (`_bring_back`). A handler that interrupts before or after it, and brings back copies
+  itself, finds them all back, or none of the rest.
+- The copies of dropped calls come back without a wait for the lock (`bring_back_dropped`): if another thread has it, or
+  this thread was interrupted while it had it, the holder brings them back before it goes on.
+- The records of calls change by single operations of C. Each new call with copies asks which calls in flight concern
+  its memory; an index finds them without a look at the others. A thread takes the index out of its list while it uses
+  it. Another thread or a signal handler that finds the list empty makes an index of its own.
 """
 
 from __future__ import annotations
@@ -10,54 +23,34 @@ import os
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import count, starmap
+from typing import Protocol, TypeVar
 
 import torch
 
-from phalanx.memory import Region, region_of
-from phalanx.transports.plain_memory import Copies, StandIns
-from phalanx.transports.regions import Entry, Regions
+from phalanx import _native
+from phalanx.memory import region_of
+from phalanx.transports.copy_index import CallCopies, CopyIndex
+from phalanx.transports.plain_memory import Pairs, StandIns
+from phalanx.transports.written_memory import CallInFlight, WrittenMemory
 
-__all__ = ["CallWithCopies", "Copying"]
+__all__ = ["CallCopies", "CopiesInFlight"]
 
-# Held for a moment, while the records below are read or changed; nothing waits meanwhile.
-_looking = threading.RLock()
-
-
-class CallInFlight(Protocol):
-    """A collective."""
-
-    @property
-    def is_over(self) -> bool: ...
-    def wait_and_finish(self) -> None: ...
+_T = TypeVar("_T")
+_FOREVER = -1.0
+_GONE = object()
 
 
-class CallWithCopies(Protocol):
-    """A collective or a message."""
+class Counter(Protocol):
+    """Knows how many calls have copies that are not back."""
 
-    copies: Copies
-
-    @property
-    def is_message(self) -> bool: ...
-    @property
-    def ended(self) -> bool: ...
-    def wait_and_finish(self) -> None: ...
-    def finish(self) -> None: ...
+    def count_copies(self, change: int) -> None: ...
 
 
-class HasCopies(Protocol):
-    """Who is told how many calls have copies that have yet to come back."""
-
-    copies: int
-
-
-class _Nobody:
-    copies = 0
-
-
-class Copying:
-    """What the collectives of a group that are in flight will write, and the copies of messages.
+class CopiesInFlight:
+    """The copies of one group's calls in flight, and the memory that the core writes for its collectives.
 
     The core carries out the collectives of a group in order, so that all it reads and writes is in order. Two things
     happen at other times, in Python: a call copies tensors that do not lie in plain memory when it is made, and what it
@@ -71,57 +64,83 @@ class Copying:
     Messages and other groups are in no order with these calls: a program waits before it uses their tensors elsewhere.
     """
 
-    __slots__ = ("_messages", "_written", "calls", "writing")
+    __slots__ = (
+        "__weakref__",
+        "_collectives",
+        "_counter",
+        "_dropped",
+        "_is_busy",
+        "_lock",
+        "_messages",
+        "_numbers",
+        "_written",
+    )
 
-    def __init__(self, front: HasCopies | None = None) -> None:
-        # Collectives with copies, until what they wrote is where it belongs; and messages.
-        self.calls = _Waiting(front or _Nobody())
-        self._messages = _Waiting(front or _Nobody())
-        # Collectives, and the memory that the core writes for them, as addresses from and to. Not kept by this. Ordered
-        # by address in `_written` only when a call has to look: plain calls do not.
-        self.writing: deque[tuple[weakref.ref[CallInFlight], Sequence[tuple[int, int]]]] = deque()
-        self._written = _Written()
+    def __init__(self, counter: Counter | None = None) -> None:
+        self._counter = counter
+        self._numbers = count(1)
+        self._collectives = _Indexed()
+        self._messages = _Indexed()
+        self._written = WrittenMemory()
+        # Held while copies come back; `_is_busy` is set meanwhile.
+        self._lock = threading.RLock()
+        self._is_busy = False
+        # Copies of calls that have ended and that nobody waits for.
+        self._dropped: deque[CallCopies] = deque()
+        _all.add(self)
 
     @property
-    def has_calls(self) -> bool:
-        """Whether a collective is in flight that writes to anything."""
-        return bool(self.calls or self.writing or self._written)
+    def has_collectives(self) -> bool:
+        """Whether a collective has copies that are not back."""
+        return bool(self._collectives.calls)
 
-    def add(self, call: CallWithCopies) -> None:
-        """A call or a message with copies, which is in flight."""
-        (self._messages if call.is_message else self.calls).add(call)
+    @property
+    def has_writers(self) -> bool:
+        """Whether a collective in flight may write to anything."""
+        return bool(self._collectives.calls or self._written)
+
+    def add(self, call: CallInFlight, pairs: Pairs, *, is_message: bool = False) -> CallCopies:
+        """The copies of a call or a message that has begun."""
+        copies = CallCopies(next(self._numbers), call, pairs, is_message)
+        if is_message:
+            tensors = [tensor for tensor, _ in pairs]
+            copies.after = self._messages.look(partial(CopyIndex.newest_sharing, tensors=tensors))
+        if self._counter is not None:
+            self._counter.count_copies(1)
+        (self._messages if is_message else self._collectives).add(copies)
+        return copies
 
     def add_writing(self, call: CallInFlight, written: Sequence[tuple[int, int]]) -> None:
-        """A collective that is in flight."""
-        writing = self.writing
-        if writing and _is_over(writing[0][0]):
-            with _looking:
-                while writing and _is_over(writing[0][0]):
-                    writing.popleft()
-        writing.append((weakref.ref(call), written))
+        """A collective that has begun. The core writes the memory between these addresses."""
+        self._written.add(call, written)
 
-    def settle(self, messages: bool = True) -> None:
-        """Copies back what calls have written that have ended."""
-        while (call := self.calls.first()) is not None and call.ended:
-            _finish(call, self.calls)
-        for message in self._messages.all() if messages else ():
-            if message.ended:
-                _finish(message, self._messages)
-
-    def settle_before(self, call: CallWithCopies) -> None:
-        """Copies back what calls before this one have written: the order is that of the calls."""
-        if call.is_message:
-            # Messages end in any order, and only those that write the same memory must be kept in order.
-            for message in self._messages.before(call):
-                if message.ended:
-                    _finish(message, self._messages)
+    def bring_back(self, copies: CallCopies) -> None:
+        """Brings back the copies of a call that has ended, and before them those that must come first."""
+        if copies.are_back:
             return
-        # Collectives end in order.
-        while (first := self.calls.first()) is not None and first is not call and first.ended:
-            _finish(first, self.calls)
+        try:
+            with self._lock:
+                self._bring_back_in_order([copies])
+        finally:
+            self._bring_back_all_dropped()
 
-    def forget(self, call: CallWithCopies) -> None:
-        (self._messages if call.is_message else self.calls).forget(call)
+    def bring_back_ended(self, *, messages: bool = True) -> None:
+        """Brings back the copies of all calls that have ended."""
+        if not (self._collectives.calls or (messages and self._messages.calls)):
+            return
+        try:
+            with self._lock:
+                while (first := self._collectives.first()) is not None and first.is_over:
+                    self._bring_back_in_order([first])
+                if messages:
+                    self._bring_back_in_order([each for each in self._messages.all() if each.is_over])
+        finally:
+            self._bring_back_all_dropped()
+
+    def bring_back_dropped(self, copies: CallCopies) -> None:
+        """`bring_back` for a call that nobody waits for. Never waits: the garbage collector may come here."""
+        self._dropped.append(copies)
+        self._bring_back_all_dropped()
 
     def make_way(self, tensors: Iterable[torch.Tensor]) -> StandIns:
         """Before a call with these tensors: what they hold, or will hold when the calls before have ended.
@@ -130,12 +149,10 @@ class Copying:
         One that takes another view of the same memory waits until the copy is back in it.
         """
         tensors = list(tensors)
-        self.settle(messages=False)
-        while (call := self.calls.last_in_the_way(tensors)) is not None:
-            # Collectives end in order: those before it have ended, too.
-            call.wait_and_finish()
-            self.settle(messages=False)
-        return self.calls.copies_of(tensors)
+        self.bring_back_ended(messages=False)
+        while (copies := self._collectives.look(partial(CopyIndex.last_in_the_way, tensors=tensors))) is not None:
+            self._wait_and_bring_back(copies)
+        return self._collectives.look(partial(CopyIndex.stand_ins, tensors=tensors))
 
     def catch_up(self, tensors: Iterable[torch.Tensor]) -> None:
         """Before these tensors are read here: waits for the collectives in flight that write to them."""
@@ -143,178 +160,162 @@ class Copying:
             if tensor.numel() == 0:
                 continue
             region = region_of(tensor)
-            for writer in self._written.writers(region, self.writing):
-                writer.wait_and_finish()
-            # Collectives end in order, and so do their copies come back.
-            call = self.calls.last_with_copy(region)
-            if call is not None:
-                call.wait_and_finish()
+            for call in self._written.writers(region):
+                call.wait(_FOREVER)
+            copies = self._collectives.look(partial(CopyIndex.last_with_copy, region=region))
+            if copies is not None:
+                self._wait_and_bring_back(copies)
+
+    def forget_all(self) -> None:
+        """In a forked child, which has none of the calls. A thread that it does not have may have held the lock."""
+        self._lock = threading.RLock()
+        self._is_busy = False
+        self._collectives = _Indexed()
+        self._messages = _Indexed()
+        self._dropped.clear()
+        self._written.forget_all()
+
+    def _wait_and_bring_back(self, copies: CallCopies) -> None:
+        """For the sake of another call: a failure is told to those who wait for this one."""
+        call = copies.call
+        if call is not None:
+            call.wait(_FOREVER)
+        # Collectives end in order: those before it have ended, too.
+        self.bring_back(copies)
+
+    def _bring_back_all_dropped(self) -> None:
+        """Whoever has held the lock comes here afterwards, for those that found it held."""
+        while self._dropped and self._lock.acquire(blocking=False):
+            try:
+                if self._is_busy:
+                    # This thread was interrupted while it had the lock, and comes here again.
+                    return
+                self._bring_back_in_order([self._dropped.popleft()])
+            except IndexError:
+                # This thread was interrupted here, and brought them back then.
+                continue
+            finally:
+                self._lock.release()
+
+    def _bring_back_in_order(self, calls: Sequence[CallCopies]) -> None:
+        """With the lock. These calls have ended."""
+        was_busy, self._is_busy = self._is_busy, True
+        try:
+            for copies in calls:
+                if copies.is_message:
+                    # Messages end in any order, and only those that write the same memory are kept in order.
+                    earlier = _earlier(copies)
+                    for each in earlier:
+                        if each.is_over:
+                            self._bring_back(each)
+                    copies.after = [each for each in earlier if not each.are_back]
+                else:
+                    # Collectives end in order.
+                    while not copies.are_back and (first := self._collectives.first()) is not None:
+                        if first is copies or not first.is_over:
+                            break
+                        self._bring_back(first)
+                self._bring_back(copies)
+        finally:
+            self._is_busy = was_busy
+
+    def _bring_back(self, copies: CallCopies) -> None:
+        call = copies.call
+        if call is not None and call.result == _native.FINISHED:
+            try:
+                # Writing in inference mode neither asks for grad nor refuses inference tensors.
+                with torch.inference_mode():
+                    # Taking a pair and copying it must be one step for signal handlers: they would write it again
+                    # later, after copies that must come after it.
+                    deque(starmap(torch.Tensor.copy_, copies.remaining), maxlen=0)
+            except Exception as error:
+                copies.error = error
+        copies.are_back = True
+        copies.pairs = []
+        copies.remaining = iter(())
+        # A call that is over does not keep the group's memory mapped.
+        copies.call = None
+        waiting = self._messages if copies.is_message else self._collectives
+        if waiting.remove(copies) and self._counter is not None:
+            self._counter.count_copies(-1)
 
 
-class _View:
-    """A tensor that copies come back to: which copy the core works on, and of which calls, by number."""
+class _Indexed:
+    """Calls whose copies are not back, in order, and an index of them."""
 
-    __slots__ = ("calls", "copy", "entry", "key")
-
-    copy: torch.Tensor
-
-    def __init__(self, key: Hashable) -> None:
-        self.key = key
-        self.calls: dict[int, CallWithCopies] = {}
-        # None: it has no elements.
-        self.entry: Entry[_View] | None = None
-
-
-class _Waiting:
-    """Calls whose copies have yet to come back, in order, and the tensors that they come back to."""
-
-    __slots__ = ("_calls", "_front", "_num", "_regions", "_views")
-
-    def __init__(self, front: HasCopies) -> None:
-        self._front = front
-        self._num = 0
-        self._calls: OrderedDict[CallWithCopies, tuple[int, list[_View]]] = OrderedDict()
-        self._views: dict[Hashable, _View] = {}
-        self._regions: Regions[_View] = Regions()
-
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    def add(self, call: CallWithCopies) -> None:
-        with _looking:
-            self._num += 1
-            views = [self._take(tensor, copy) for tensor, copy in call.copies]
-            for view in views:
-                view.calls[self._num] = call
-            self._calls[call] = self._num, views
-            self._front.copies += 1
-
-    def _take(self, tensor: torch.Tensor, copy: torch.Tensor) -> _View:
-        key = _key(tensor)
-        view = self._views.get(key)
-        if view is None:
-            view = self._views[key] = _View(key)
-            if tensor.numel():
-                view.entry = self._regions.add(region_of(tensor), view)
-        view.copy = copy
-        return view
-
-    def forget(self, call: CallWithCopies) -> None:
-        with _looking:
-            number, views = self._calls.pop(call, (0, []))
-            if number:
-                self._front.copies -= 1
-            for view in views:
-                if view.calls.pop(number, None) is not None and not view.calls:
-                    del self._views[view.key]
-                    if view.entry is not None:
-                        self._regions.remove(view.entry)
-
-    def first(self) -> CallWithCopies | None:
-        with _looking:
-            return next(iter(self._calls), None)
-
-    def all(self) -> list[CallWithCopies]:
-        with _looking:
-            return list(self._calls)
-
-    def before(self, call: CallWithCopies) -> list[CallWithCopies]:
-        """Those before this one that have copies of the same memory, in order."""
-        with _looking:
-            number, views = self._calls.get(call, (0, []))
-            regions = [view.entry.region for view in views if view.entry is not None]
-            found: dict[int, CallWithCopies] = {}
-            for region in regions:
-                for view in self._regions.find(region):
-                    found |= view.calls
-            return [found[each] for each in sorted(found) if each < number]
-
-    def last_in_the_way(self, tensors: list[torch.Tensor]) -> CallWithCopies | None:
-        """The last one that has a copy of the memory of these tensors under another view."""
-        with _looking:
-            if not self._calls:
-                return None
-            views: list[_View] = []
-            for tensor in tensors:
-                if tensor.numel():
-                    own = self._views.get(_key(tensor))
-                    views += [view for view in self._regions.find(region_of(tensor)) if view is not own]
-            return _last(views)
-
-    def last_with_copy(self, region: Region) -> CallWithCopies | None:
-        """The last one that has a copy of this memory."""
-        with _looking:
-            return _last(self._regions.find(region))
-
-    def copies_of(self, tensors: list[torch.Tensor]) -> StandIns:
-        with _looking:
-            if not self._calls:
-                return {}
-            views = [(tensor, self._views.get(_key(tensor))) for tensor in tensors]
-            return {id(tensor): view.copy for tensor, view in views if view is not None}
-
-
-class _Written:
-    """Memory that the core writes for collectives in flight, ordered by address."""
-
-    __slots__ = ("_entries", "_regions")
+    __slots__ = ("_back", "_index", "_new", "calls")
 
     def __init__(self) -> None:
-        self._regions: Regions[weakref.ref[CallInFlight]] = Regions()
-        self._entries: deque[tuple[weakref.ref[CallInFlight], list[Entry[weakref.ref[CallInFlight]]]]] = deque()
+        self.calls: OrderedDict[CallCopies, None] = OrderedDict()
+        # What the index has yet to take in, and to leave out.
+        self._new: deque[CallCopies] = deque()
+        self._back: deque[CallCopies] = deque()
+        # Empty while a thread uses it.
+        self._index = [CopyIndex()]
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    def add(self, copies: CallCopies) -> None:
+        self.calls[copies] = None
+        self._new.append(copies)
+        if self._back:
+            # They would pile up where each call ends before the next one is made.
+            self.look(lambda index: None)
 
-    def writers(
-        self, region: Region, more: deque[tuple[weakref.ref[CallInFlight], Sequence[tuple[int, int]]]]
-    ) -> list[CallInFlight]:
-        """Those that write to this memory; `more` are taken in first."""
-        with _looking:
-            while self._entries and _is_over(self._entries[0][0]):
-                for entry in self._entries.popleft()[1]:
-                    self._regions.remove(entry)
-            while more:
-                reference, written = more.popleft()
-                entries = [
-                    self._regions.add((start, end, end - start, []), reference) for start, end in written if start < end
-                ]
-                self._entries.append((reference, entries))
-            calls = (reference() for reference in self._regions.find(region))
-            return [call for call in calls if call is not None]
+    def remove(self, copies: CallCopies) -> bool:
+        """False: they were removed before."""
+        if self.calls.pop(copies, _GONE) is _GONE:
+            return False
+        self._back.append(copies)
+        return True
 
+    def first(self) -> CallCopies | None:
+        while True:
+            try:
+                return next(iter(self.calls), None)
+            except RuntimeError:
+                # Another thread has added one in between.
+                continue
 
-def _key(tensor: torch.Tensor) -> Hashable:
-    """The same for tensors that are the same numbers in the same memory."""
-    return (
-        tensor.data_ptr(),
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-        tensor.is_neg(),
-        tensor.is_conj(),
-    )
+    def all(self) -> list[CallCopies]:
+        return list(self.calls)
 
-
-def _last(views: list[_View]) -> CallWithCopies | None:
-    calls = [next(reversed(view.calls.items())) for view in views if view.calls]
-    return max(calls, key=lambda each: each[0])[1] if calls else None
-
-
-def _finish(call: CallWithCopies, waiting: _Waiting) -> None:
-    call.finish()
-    waiting.forget(call)
-
-
-def _is_over(reference: weakref.ref[CallInFlight]) -> bool:
-    call = reference()
-    return call is None or call.is_over
-
-
-def _renew_lock() -> None:
-    global _looking
-    _looking = threading.RLock()
+    def look(self, find: Callable[[CopyIndex], _T]) -> _T:
+        """What `find` finds in the index."""
+        try:
+            index = self._index.pop()
+        except IndexError:
+            return find(CopyIndex(self.all()))
+        try:
+            while self._new:
+                index.add(self._new.popleft())
+            while self._back:
+                index.remove(self._back.popleft())
+            return find(index)
+        except BaseException:
+            # Interrupted, maybe while the index changed.
+            index = CopyIndex(self.all())
+            raise
+        finally:
+            self._index.append(index)
 
 
-# A thread that a forked child does not have may have held it.
-os.register_at_fork(after_in_child=_renew_lock)
+def _earlier(message: CallCopies) -> list[CallCopies]:
+    """The messages before this one that have yet to write the same memory, in order."""
+    found: dict[int, CallCopies] = {}
+    rest = list(message.after)
+    while rest:
+        each = rest.pop()
+        if each.number not in found:
+            found[each.number] = each
+            rest += each.after
+    return [found[number] for number in sorted(found) if not found[number].are_back]
+
+
+_all: weakref.WeakSet[CopiesInFlight] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for each in list(_all):
+        each.forget_all()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,9 +1,7 @@
-"""Calls under way in the native core, and the copies through which they write to tensors of any form."""
+"""Calls under way in the native core."""
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +11,7 @@ from torch.futures import Future
 from phalanx import _native
 from phalanx.errors import CallTimeout
 from phalanx.transports import failures, keeper, limits
-from phalanx.transports.copying import Copying
-from phalanx.transports.plain_memory import Copies, copy_back
+from phalanx.transports.copying import CallCopies, CopiesInFlight
 from phalanx.types import GroupInfo
 
 __all__ = ["ShmPending"]
@@ -22,58 +19,54 @@ __all__ = ["ShmPending"]
 _FOREVER = -1.0
 _FINISHED = _native.FINISHED
 _PENDING = _native.PENDING
-# Held while a call that has ended is settled: by whoever comes first, and nobody goes on before that is done. Settling
-# may collect garbage, and that may settle other calls.
-_settling = threading.RLock()
 
 
 class ShmPending:
-    """A call under way in the native core, whose handle keeps what the call reads and writes."""
+    """A call under way in the native core, whose handle keeps what the call reads and writes.
+
+    Any thread may ask at any time, and no lock is taken here: each step may be done twice. The group's owner of copies
+    brings back what the call wrote to copies.
+    """
 
     __slots__ = (
         "__weakref__",
-        "_copying",
-        "_error",
+        "_copies",
+        "_failures",
         "_group",
         "_info",
+        "_is_delivered",
+        "_is_done_when_finished",
         "_native",
-        "_plain",
-        "_settled",
+        "_owner",
         "_timeout",
-        "copies",
         "op",
     )
 
     def __init__(
         self,
-        copying: Copying,
+        owner: CopiesInFlight,
         group: _native.Group,
         info: GroupInfo,
         native: _native.Pending,
         op: str,
         timeout: float,
-        copies: Copies,
+        copies: CallCopies | None,
     ) -> None:
-        self._copying = copying
+        self._owner = owner
         self._group: _native.Group | None = group
         self._info = info
         self._native: _native.Pending | _Over = native
         self._timeout = timeout
-        self._settled = False
-        # Nothing remains to be done when it has finished.
-        self._plain = not copies and op != "barrier"
-        self._error: Exception | None = None
+        self._copies = copies
+        self._is_delivered = False
+        self._is_done_when_finished = copies is None and op != "barrier"
+        # The first one counts: several threads may find out at the same time.
+        self._failures: list[Exception] = []
         self.op = op
-        self.copies = copies
 
     @property
     def ended(self) -> bool:
         return self._native.poll() != _PENDING
-
-    @property
-    def is_over(self) -> bool:
-        """`ended`, for one who is in no hurry to see it end."""
-        return self._native.is_over
 
     @property
     def source(self) -> int:
@@ -92,29 +85,21 @@ class ShmPending:
     def drop(self) -> None:
         result = self._native.result
         # Nothing is left to be done for most calls that have ended, and a forked child has none of the calls.
-        if not (self._settled or result == _native.FORKED or (self._plain and result == _FINISHED)):
-            keeper.keep_dropped(self, self.finish)
+        is_done = self._is_delivered or (self._is_done_when_finished and result == _FINISHED)
+        if not (is_done or result == _native.FORKED):
+            keeper.keep_dropped(self, self._deliver_dropped)
 
     def make_future(self, wait: Callable[[], None]) -> Future[Any]:
         return Future()
 
     def wait(self, timeout: float | None) -> bool:
         result = self._native.wait(_FOREVER if timeout is None else timeout)
-        if result == _FINISHED and self._plain:
+        if result == _FINISHED and self._is_done_when_finished:
             return True
         if result == _PENDING:
             return False
-        self.settle()
+        self.deliver_or_raise()
         return True
-
-    @property
-    def is_message(self) -> bool:
-        return self.op in _native.MESSAGE_OPS
-
-    def wait_and_finish(self) -> None:
-        """For the sake of another call: a failure is told to those who wait for this one."""
-        self._native.wait(_FOREVER)
-        self.finish()
 
     def now(self) -> float:
         return time.monotonic()
@@ -123,46 +108,47 @@ class ShmPending:
         group, missing = self._group, self._native.missing()
         return failures.still_under_way(group, self._info, self.op, self._native.seq, seconds, missing)
 
-    def settle(self) -> None:
-        self.finish()
-        if self._error is not None:
+    def deliver_or_raise(self) -> None:
+        self.deliver()
+        if self._failures:
             # Not with the frames of those who were told before.
-            raise self._error.with_traceback(None)
+            raise self._failures[0].with_traceback(None)
 
-    def finish(self) -> None:
-        if self._settled or (self._plain and self._native.result == _FINISHED):
+    def deliver(self) -> None:
+        if self._is_delivered or (self._is_done_when_finished and self._native.result == _FINISHED):
             return
-        # Before the lock: peers may be asked, and other groups are not to wait for their answers.
-        explained = self._explain()
-        with _settling:
-            self._copying.settle_before(self)
-            # Settling may collect garbage, and that may settle this very call.
-            if self._settled or self._group is None:
-                return
-            try:
-                if explained is not None:
-                    self._error = explained
-                elif self.copies:
-                    copy_back(self.copies)
-            except Exception as error:
-                self._error = error
-            self._settled = True
-            self._copying.forget(self)
-            self.copies = []
-            # A call that is over does not keep the group's memory mapped.
-            self._native = _Over(self._native)
-            self._group = None
-        if self.op == "barrier" and self._error is None:
-            self._copying.settle()
+        self._note_failure()
+        if self._copies is not None:
+            self._owner.bring_back(self._copies)
+        self._let_go()
+        if self.op == "barrier" and not self._failures:
+            self._owner.bring_back_ended()
 
-    def _explain(self) -> Exception | None:
+    def _deliver_dropped(self) -> None:
+        """`deliver`, where nobody waits for it. The garbage collector may come here: it must not wait for a lock."""
+        self._note_failure()
+        if self._copies is not None:
+            self._owner.bring_back_dropped(self._copies)
+        self._let_go()
+
+    def _note_failure(self) -> None:
         group, status = self._group, self._native.result
-        if status == _FINISHED or group is None:
-            return None
+        if status == _FINISHED or group is None or self._failures:
+            return
         try:
-            return failures.explain(group, self._info, self.op, status, self._timeout, self._native.seq)
-        except Exception as error:
-            return error
+            error: Exception = failures.explain(group, self._info, self.op, status, self._timeout, self._native.seq)
+        except Exception as problem:
+            error = problem
+        self._failures.append(error)
+
+    def _let_go(self) -> None:
+        """A call that is over does not keep the group's memory mapped."""
+        copies = self._copies
+        if copies is not None and copies.error is not None:
+            self._failures.append(copies.error)
+        self._is_delivered = True
+        self._native = _Over(self._native)
+        self._group = None
 
 
 class _Over:
@@ -175,10 +161,6 @@ class _Over:
         self.seq: int = native.seq
         self.source: int = native.source
 
-    @property
-    def is_over(self) -> bool:
-        return True
-
     def wait(self, timeout: float) -> int:
         return self.result
 
@@ -190,12 +172,3 @@ class _Over:
 
     def missing(self) -> list[int]:
         return []
-
-
-def _renew_lock() -> None:
-    global _settling
-    _settling = threading.RLock()
-
-
-# A thread that a forked child does not have may have held it.
-os.register_at_fork(after_in_child=_renew_lock)

@@ -1,4 +1,4 @@
-"""Which code is the program's own, and how places in it are put into words."""
+"""Which code is the program's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typing_extensions
 
 from phalanx import _native
 
-__all__ = ["is_framework", "is_ours", "short_path"]
+__all__ = ["is_framework", "is_ours"]
 
 
 def _folder_of(module_file: str | None) -> str:
@@ -40,12 +40,3 @@ def is_framework(filename: str) -> bool:
 
 def is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
-
-
-def short_path(path: str) -> str:
-    """The path as seen from the working folder, if it lies there."""
-    try:
-        relative = os.path.relpath(path)
-    except (OSError, ValueError):
-        return path
-    return path if relative.startswith(os.pardir) else relative

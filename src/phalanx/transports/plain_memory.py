@@ -1,23 +1,27 @@
-"""Copies of tensors that do not lie in plain memory."""
+"""Tensors that do not lie in plain row-major memory, and the copies of them that the core reads and writes."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from phalanx.types import REDUCIBLE, Blocks
 
 __all__ = [
-    "Copies",
+    "Pairs",
     "StandIns",
     "clone",
     "copy_back",
     "is_plain",
     "like",
-    "plain",
-    "plain_tensor",
+    "to_plain",
+    "to_plain_unread",
+    "with_plain_tensors",
 ]
 
-Copies = list[tuple[torch.Tensor, torch.Tensor]]
+# Tensors, each with the copy of it that the core writes.
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 # Copies that calls in flight have of tensors, by the `id` of the tensor.
 StandIns = dict[int, torch.Tensor]
 
@@ -31,37 +35,47 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
-def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in plain row-major memory: itself, where it lies there already."""
+def to_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if it is plain, else a plain copy with the same elements."""
     if tensor.is_neg() or tensor.is_conj():
         tensor = tensor.resolve_conj().resolve_neg()
     return tensor.contiguous()
 
 
-def plain(blocks: Blocks | None, stand_ins: StandIns) -> tuple[Blocks | None, Copies]:
-    """The blocks with every tensor in plain row-major memory, and the pairs (tensor, its copy) that this took.
+def to_plain_unread(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if it is plain, else plain memory of the same form, which a call overwrites completely."""
+    if is_plain(tensor):
+        return tensor
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
 
-    `stand_ins` are copies that exist already. The tensors of the pairs are aliases, which keep their memory.
+
+def with_plain_tensors(
+    blocks: Blocks | None, stand_ins: StandIns, make: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Blocks | None, Pairs]:
+    """The blocks with plain tensors, and the pairs of those that were replaced.
+
+    A tensor is replaced by its stand-in, or by what `make` makes of it. The tensors of the pairs are aliases, which
+    keep their memory.
     """
     if blocks is None:
         return None, []
-    copies = []
+    pairs = []
     tensors = []
     for tensor in blocks.tensors:
         copy = stand_ins.get(id(tensor))
         if copy is None:
-            copy = plain_tensor(tensor)
+            copy = make(tensor)
         if copy is not tensor:
-            copies.append((tensor.detach(), copy))
+            pairs.append((tensor.detach(), copy))
         tensors.append(copy)
-    return (like(blocks, tensors), copies) if copies else (blocks, copies)
+    return (like(blocks, tensors), pairs) if pairs else (blocks, pairs)
 
 
-def copy_back(copies: Copies) -> None:
+def copy_back(pairs: Pairs) -> None:
     """Writes the copies to the tensors that they were made of."""
     # Writing in inference mode neither asks for grad nor refuses inference tensors.
     with torch.inference_mode():
-        for tensor, copy in copies:
+        for tensor, copy in pairs:
             tensor.copy_(copy)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from phalanx import _native
+from phalanx.phrases import elements
 from phalanx.printable import printable
 from phalanx.transports.refusals import Refusal
 from phalanx.transports.signatures import (
@@ -16,7 +17,6 @@ from phalanx.transports.signatures import (
     describe_shape,
     dtype_of,
     dtype_width,
-    elements,
     place_of,
     value_of,
 )

@@ -18,19 +18,20 @@ from phalanx.errors import PhalanxError
 from phalanx.statistics import OpStatistics
 from phalanx.transports import failures, identities, limits, rendezvous, splitting
 from phalanx.transports.base import BaseTransport, Exchange
-from phalanx.transports.copying import Copying
+from phalanx.transports.copying import CopiesInFlight
 from phalanx.transports.hello import Hello
 from phalanx.transports.identities import Identity
 from phalanx.transports.leaving import leaving
 from phalanx.transports.pending import ShmPending
 from phalanx.transports.plain_memory import (
-    Copies,
+    Pairs,
     clone,
     copy_back,
     is_plain,
     like,
-    plain,
-    plain_tensor,
+    to_plain,
+    to_plain_unread,
+    with_plain_tensors,
 )
 from phalanx.transports.refusals import Refusal
 from phalanx.transports.rendezvous import Known, Met
@@ -60,7 +61,7 @@ class ShmTransport(BaseTransport):
 
     __slots__ = (
         "__weakref__",
-        "_copying",
+        "_copies",
         "_group",
         "_info",
         "_left_at",
@@ -99,7 +100,7 @@ class ShmTransport(BaseTransport):
         self._statistics = group.statistics
         # Of calls without a Python frame of ours. Whoever makes the group sets its timeout.
         self.front = _native.Front(group, 0.0)
-        self._copying = Copying(self.front)
+        self._copies = CopiesInFlight(self.front)
 
     @property
     def has_left(self) -> bool:
@@ -200,7 +201,7 @@ class ShmTransport(BaseTransport):
                 break
         leaving.end()
         if not group.forked:
-            self._copying.settle()
+            self._copies.bring_back_ended()
 
     def _forget_lost(self, group: _native.Group) -> None:
         """The death that broke the group has been told: whoever makes a new one waits for another process."""
@@ -231,35 +232,37 @@ class ShmTransport(BaseTransport):
         group = self._group
         if group is None:
             raise self._left(call.op)
-        handed, copies = self._hand_over(_native.run_call, group, call, timeout)
+        handed, pairs = self._hand_over(_native.run_call, group, call, timeout)
         if handed.result != _FINISHED:
             raise failures.explain(group, self._info, call.op, handed.result, timeout, handed.seq)
-        self._copy_back(call.op, copies)
+        self._copy_back(call.op, pairs)
 
     def start(self, call: Call, timeout: float) -> ShmPending | None:
         group = self._group
         if group is None:
             raise self._left(call.op)
-        handed, copies = self._hand_over(_native.start_call, group, call, timeout)
+        handed, pairs = self._hand_over(_native.start_call, group, call, timeout)
         if handed.result == _FINISHED:
-            self._copy_back(call.op, copies)
+            self._copy_back(call.op, pairs)
             return None
         if handed.pending is None:
             raise failures.explain(group, self._info, call.op, handed.result, timeout)
-        return self.adopt(group, handed.pending, call.op, timeout, handed.written, copies)
+        return self.adopt(group, handed.pending, call.op, timeout, handed.written, pairs)
 
     def _hand_over(
         self, hand: Callable[..., _native.Handed], group: _native.Group, call: Call, timeout: float
-    ) -> tuple[_native.Handed, Copies]:
-        """Gives the core a call whose tensors lie in plain memory: copies, where they do not. They are to be copied
-        back."""
-        stand_ins = self._copying.make_way(call.tensors()) if self._copying.calls else {}
+    ) -> tuple[_native.Handed, Pairs]:
+        """Gives the core a call whose tensors are plain, or have plain copies. The pairs are to be copied back."""
+        stand_ins = self._copies.make_way(call.tensors()) if self._copies.has_collectives else {}
         self._check_writable(call)
-        in_place = _native.TRAITS[call.op].in_place and call.outputs is not None
         if call.inputs is not None:
             self.catch_up([t for t in call.inputs.tensors if not is_plain(t) and id(t) not in stand_ins])
-        inputs, copies = plain(call.inputs, stand_ins)
-        outputs, copies = (inputs, copies) if in_place else plain(call.outputs, stand_ins)
+        inputs, pairs = with_plain_tensors(call.inputs, stand_ins, to_plain)
+        if _native.TRAITS[call.op].in_place and call.outputs is not None:
+            outputs = inputs
+        else:
+            # Every op writes each element of its outputs.
+            outputs, pairs = with_plain_tensors(call.outputs, stand_ins, to_plain_unread)
         handed = hand(group, call.description, inputs, outputs, timeout)
         if handed.obstacle == _OVERLAP:
             assert inputs is not None
@@ -268,7 +271,7 @@ class ShmTransport(BaseTransport):
             handed = hand(group, call.description, inputs, outputs, timeout)
         if handed.obstacle in _OBSTACLES:
             raise failures.explain(None, self._info, call.op, _OBSTACLES[handed.obstacle])
-        return handed, copies
+        return handed, pairs
 
     def adopt(
         self,
@@ -277,13 +280,12 @@ class ShmTransport(BaseTransport):
         op: str,
         timeout: float,
         written: Sequence[tuple[int, int]],
-        copies: Copies | None = None,
+        pairs: Pairs | None = None,
     ) -> ShmPending:
-        pending = ShmPending(self._copying, group, self._info, native, op, timeout, copies or [])
-        if copies:
-            self._copying.add(pending)
+        copies = self._copies.add(native, pairs, is_message=op in _native.MESSAGE_OPS) if pairs else None
+        pending = ShmPending(self._copies, group, self._info, native, op, timeout, copies)
         if written:
-            self._copying.add_writing(pending, written)
+            self._copies.add_writing(native, written)
         if number := _native.progress_error():
             limits.warn(
                 "starting the progress thread",
@@ -293,8 +295,8 @@ class ShmTransport(BaseTransport):
         return pending
 
     def catch_up(self, tensors: Sequence[torch.Tensor]) -> None:
-        if self._copying.has_calls:
-            self._copying.catch_up(tensors)
+        if self._copies.has_writers:
+            self._copies.catch_up(tensors)
 
     def _check_writable(self, call: Call) -> None:
         """Memory that is not torch's own may be mapped read-only, and the core would crash."""
@@ -302,12 +304,12 @@ class ShmTransport(BaseTransport):
             if not tensor.untyped_storage().resizable():
                 failures.check_writable(self._info, call.op, tensor)
 
-    def _copy_back(self, op: str, copies: Copies) -> None:
+    def _copy_back(self, op: str, pairs: Pairs) -> None:
         """Of a call that has finished, and those before it."""
-        if self._copying.calls or op == "barrier":
-            self._copying.settle(messages=op == "barrier")
-        if copies:
-            copy_back(copies)
+        if self._copies.has_collectives or op == "barrier":
+            self._copies.bring_back_ended(messages=op == "barrier")
+        if pairs:
+            copy_back(pairs)
 
     def start_message(
         self, sends: bool, tensor: torch.Tensor, peer: int, tag: int, timeout: float
@@ -316,19 +318,19 @@ class ShmTransport(BaseTransport):
         group = self._group
         if group is None:
             raise self._left(op)
-        memory = plain_tensor(tensor)
+        memory = to_plain(tensor) if sends else to_plain_unread(tensor)
         if not sends and memory is not tensor:
             failures.check_writable(self._info, op, tensor)
         handed = _native.start_message(group, sends, memory, peer, tag, timeout)
         if handed.obstacle in _OBSTACLES:
             raise failures.explain(None, self._info, op, _OBSTACLES[handed.obstacle])
-        copies = [] if sends or memory is tensor else [(tensor.detach(), memory)]
+        pairs = [] if sends or memory is tensor else [(tensor.detach(), memory)]
         if handed.result == _FINISHED:
-            copy_back(copies)
+            copy_back(pairs)
             return None
         if handed.pending is None:
             raise failures.explain(group, self._info, op, handed.result, timeout)
-        return self.adopt(group, handed.pending, op, timeout, [], copies)
+        return self.adopt(group, handed.pending, op, timeout, [], pairs)
 
     def _left(self, op: str) -> PhalanxError:
         return failures.explain(None, self._info, op, _native.LEFT)

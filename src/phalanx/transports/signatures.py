@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from phalanx import _native
+from phalanx.phrases import describe_sizes, elements
 from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, NO_ROOT, REDUCE_OP_NAMES
 
 __all__ = [
@@ -16,11 +16,9 @@ __all__ = [
     "describe_call",
     "describe_dtype",
     "describe_shape",
-    "describe_sizes",
     "dtype_code",
     "dtype_of",
     "dtype_width",
-    "elements",
     "place_of",
     "unlisted_dtype",
     "value_of",
@@ -65,22 +63,8 @@ def dtype_width(description: _native.Description) -> int:
     return 0 if description.dtype == _OTHER_DTYPE else _native.DTYPES[description.dtype].width
 
 
-def elements(num: int) -> str:
-    return "1 element" if num == 1 else f"{num} elements"
-
-
 def describe_shape(shape: _native.Shape) -> str:
     return describe_sizes(shape.sizes, shape.num, listed=shape.listed)
-
-
-def describe_sizes(sizes: Sequence[int], num: int, *, listed: bool) -> str:
-    """A shape, or the sizes of a list of tensors. Of `num` sizes only the first may be known."""
-    first = ", ".join(map(str, sizes))
-    if num > len(sizes):
-        first += ", ..."
-    if listed:
-        return f"sizes {first}"
-    return f"shape ({first},)" if num == 1 else f"shape ({first})"
 
 
 def describe_call(description: _native.Description, *, shape: bool = False) -> str:

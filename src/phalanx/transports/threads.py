@@ -423,7 +423,7 @@ class ThreadsPending:
         is_over = self._ticket.ended or self._transport.is_forked
         if not is_over and not self._transport.scheduler.wait(self._ticket, timeout):
             return False
-        self.settle()
+        self.deliver_or_raise()
         return True
 
     def now(self) -> float:
@@ -432,7 +432,7 @@ class ThreadsPending:
     def explain_waiting(self, seconds: float) -> CallTimeout:
         return self._transport.explain_waiting(self._ticket, seconds)
 
-    def finish(self) -> None:
+    def deliver(self) -> None:
         if self._error is not None or self._ticket.result == _FINISHED:
             return
         if self._transport.is_forked:
@@ -440,8 +440,8 @@ class ThreadsPending:
         elif self._ticket.result != _PENDING:
             self._error = self._transport.explain(self._ticket, self._timeout)
 
-    def settle(self) -> None:
-        self.finish()
+    def deliver_or_raise(self) -> None:
+        self.deliver()
         if self._error is not None:
             raise self._error.with_traceback(None)
 
