@@ -36,10 +36,9 @@ def ranks_by_seat(member: Member) -> list[list[int]]:
     return [transport.native.ranks for transport in transports]
 
 
+@pytest.mark.parametrize("transport", ["shm", "seats"], indirect=True, scope="session")
 def test_seats_are_those_that_were_asked_for(run: Run, transport: str) -> None:
-    """All groups of a process, those that are made of the world as well."""
-    if transport == "threads":
-        return
+    """In all groups of a process, those that are made of the world as well."""
     for tables in run(ranks_by_seat):
         for ranks in tables:
             assert ranks == (moved_on(len(ranks)) if transport == "seats" else list(range(len(ranks))))
