@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 import phalanx
 import phalanx.testing as pt
-from phalanx.testing import folders
+from phalanx.testing import run_folders
 from users import can_be_another, give_away
 
 
@@ -375,15 +375,15 @@ def test_folders_that_other_users_left_over_are_not_removed(tmp_path: Path, monk
         give_away(old)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    folders._remove_left_over.cache_clear()
-    folders._remove_left_over()
+    run_folders._remove_left_over.cache_clear()
+    run_folders._remove_left_over()
     assert old.exists()
     if can_be_another():
         os.chown(old, os.getuid(), os.getgid())
     monkeypatch.undo()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folders._remove_left_over.cache_clear()
-    folders._remove_left_over()
+    run_folders._remove_left_over.cache_clear()
+    run_folders._remove_left_over()
     assert not old.exists()
 
 

@@ -11,12 +11,11 @@ import torch.distributed as dist
 from torch.distributed import HashStore, ReduceOp
 
 import phalanx
-from phalanx import _native
 from phalanx.collectives import all_reduce
 from phalanx.errors import CallTimeout
 from phalanx.group.group import Group
 from phalanx.statistics import OpStatistics
-from phalanx.transports import factory
+from phalanx.transports import factory, levels
 from phalanx.transports.base import BaseTransport, Exchange, Pending, Transport
 from phalanx.transports.factory import Request
 from phalanx.transports.observers import Observer, observing
@@ -30,7 +29,7 @@ class _Loopback(BaseTransport):
 
     kind = "loopback"
     spans_processes = True
-    level = _native.CHECK_ON
+    level = levels.ON
     has_left = False
     state = "open"
 

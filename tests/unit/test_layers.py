@@ -74,6 +74,18 @@ def test_imports_go_downwards() -> None:
     assert not wrong
 
 
+def test_groups_know_no_kind_of_transport_between_processes() -> None:
+    """The factory does: another kind joins there."""
+    kinds = {"shm", "rendezvous", "segments", "splitting"}
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {'.'.join(name)}"
+        for path in [*(ROOT / "group").rglob("*.py"), ROOT / "transports" / "base.py"]
+        for name in _imports(path)
+        if name[:2] == ("phalanx", "transports") and kinds & set(name[2:])
+    ]
+    assert not wrong
+
+
 # Where torch's private names are, and nowhere else.
 COMPAT = ROOT / "group" / "torch_compat"
 # Calls whose argument names an attribute or a module.

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed import HashStore
 
+import phalanx
 from phalanx.transports import advisers
 from phalanx.transports.advisers import Adviser, ask, take_advice_of
 from phalanx.transports.observers import Observer, are_calls_observed, observing, tell
@@ -58,6 +61,14 @@ def test_an_observer_that_fails_is_switched_off_and_says_so_once(caplog: pytest.
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", "the observer _Failing raised in joined() and is switched off: ValueError('no room')")
     ]
+
+
+def test_a_group_works_with_an_observer_that_fails() -> None:
+    failing = _Failing()
+    with observing(failing), phalanx.new_group(store=HashStore(), rank=0, world_size=1) as group:
+        tensor = torch.ones(2)
+        group.all_reduce(tensor).wait()
+    assert failing.seen == ["switched off"]
 
 
 def test_an_interruption_is_no_failure_of_the_observer() -> None:

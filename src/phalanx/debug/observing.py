@@ -26,10 +26,9 @@ from phalanx.debug.seen import SeenGroups, WatchedTransport, native_of
 from phalanx.errors import REPORT_NOTE, InvalidCall, PhalanxError
 from phalanx.log import logger
 from phalanx.printable import printable
-from phalanx.transports import limits
+from phalanx.transports import levels, limits
 from phalanx.transports.advisers import take_advice_of
 from phalanx.transports.identities import NOBODY, Identity
-from phalanx.transports.levels import logs_creation
 from phalanx.transports.observers import Observer, observe
 from phalanx.transports.recording import remember_group
 from phalanx.transports.refusals import awaited_refusals
@@ -128,7 +127,7 @@ class _Watching(Observer):
             group.watch_deaths(box, list(info.job_ranks), str(own.folder or ""))
         self.groups.add(transport, info, group).is_recorded = box is not None
         answers.start(self._tell_notes)
-        if logs_creation():
+        if levels.logs_creation():
             _log_creation(info, group, own.path)
 
     def _number(self, transport: WatchedTransport, info: GroupInfo) -> None:
@@ -314,7 +313,7 @@ def _log_creation(info: GroupInfo, group: _native.Group, path: str) -> None:
         logger.addHandler(logging.StreamHandler())
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
-    level = {_native.CHECK_OFF: "off", _native.CHECK_ON: "on", _native.CHECK_FULL: "full"}[group.level]
+    level = levels.NAMES[group.level]
     logger.info(
         "group %r was made: rank %d of %d, checks %s, black box %s",
         info.name,

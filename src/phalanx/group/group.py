@@ -8,14 +8,13 @@ from functools import partial
 
 import torch
 
-from phalanx import _native
 from phalanx.collectives import texts
 from phalanx.errors import InvalidCall, Mismatch, PhalanxError
 from phalanx.group import endings
 from phalanx.group.sparse import all_reduce_sparse
 from phalanx.group.torch_compat.sparse import entries_of
 from phalanx.statistics import OpStatistics
-from phalanx.transports import factory
+from phalanx.transports import factory, levels
 from phalanx.transports.base import Pending, Transport
 from phalanx.transports.factory import Request
 from phalanx.transports.identities import Identity
@@ -33,7 +32,7 @@ class Group:
 
     def __init__(self, transport: Transport, info: GroupInfo, timeout: float) -> None:
         self._transport = transport
-        self._looks_closely = transport.level == _native.CHECK_FULL
+        self._looks_closely = transport.level == levels.FULL
         self.info = info
         # The native way of plain calls, unless they are looked at.
         self.quick: Quick | None = None if self._looks_closely else transport.quick

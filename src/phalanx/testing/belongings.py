@@ -8,15 +8,12 @@ import functools
 import gc
 import os
 import random
-import struct
 import sys
 from typing import Any
 
 import torch
 
-# Of a Mersenne twister: its words, and the position among them.
-_NUM_WORDS = 624
-_WORDS_BYTES = (_NUM_WORDS + 1) * 4
+from phalanx.testing.twister import PythonState, words_at
 
 _SEED = 0
 # What a rank allocates between two turns, and some more.
@@ -33,63 +30,25 @@ class Generators:
     def __init__(self) -> None:
         self._torch = torch.default_generator.get_state()
         self._torch_words = _bytes_of(self._torch)
-        self._python = _python.state()
+        self._python = _python.read()
         self._numpy = _numpy.state()
 
     def are_in_place(self) -> bool:
         """Whether nothing was drawn since. Not always known of NumPy's: False then."""
         return (
             _bytes_of(torch.default_generator.get_state()) == self._torch_words
-            and _python.state() == self._python
+            and _python.read() == self._python
             and _numpy.state() is self._numpy
         )
 
     def restore(self) -> None:
         torch.default_generator.set_state(self._torch)
-        _python.restore(self._python)
+        _python.write(self._python)
         _numpy.restore(self._numpy)
 
 
 def _bytes_of(state: torch.Tensor) -> bytes:
     return ctypes.string_at(state.data_ptr(), state.numel())
-
-
-def _words_at(address: int) -> Any:
-    """The memory of a Mersenne twister: `raw` reads and writes all of it."""
-    return (ctypes.c_char * _WORDS_BYTES).from_address(address)
-
-
-class _Python:
-    """Python's generator. Its words are read and written where they lie: to make a tuple of them would take longer than
-    all else of a turn."""
-
-    def __init__(self) -> None:
-        self._generator: Any = getattr(random, "_inst", None)
-        self._memory: Any = None
-        known = random.Random(0)
-        words = struct.pack("624I", *known.getstate()[1][:_NUM_WORDS])
-        # The position among the words lies before them.
-        offset = ctypes.string_at(id(known), sys.getsizeof(known)).find(words) - 4
-        if type(self._generator) is random.Random and offset > 0 and self._reads_position(known, offset):
-            self._memory = _words_at(id(self._generator) + offset)
-
-    def _reads_position(self, known: random.Random, offset: int) -> bool:
-        positions = []
-        for _ in range(2):
-            positions.append(int.from_bytes(ctypes.string_at(id(known) + offset, 4), sys.byteorder))
-            known.getrandbits(32)
-        return positions == [_NUM_WORDS, 1]
-
-    def state(self) -> Any:
-        if self._memory is None:
-            return random.getstate()
-        return self._memory.raw, self._generator.gauss_next
-
-    def restore(self, state: Any) -> None:
-        if self._memory is None:
-            random.setstate(state)
-        else:
-            self._memory.raw, self._generator.gauss_next = state
 
 
 class _Numpy:
@@ -123,18 +82,19 @@ class _Numpy:
         sys.modules["numpy"].random.set_state(state)
 
     def _words(self) -> bytes | None:
-        mtrand = sys.modules.get("numpy.random.mtrand")
-        if mtrand is None:
+        # NumPy before 1.24 does not tell.
+        find = getattr(getattr(sys.modules.get("numpy"), "random", None), "get_bit_generator", None)
+        if find is None:
             return None
-        generator = mtrand._rand._bit_generator
+        generator = find()
         if generator is not self._generator:
             self._generator = generator
             is_twister = type(generator).__name__ == "MT19937"
-            self._memory = _words_at(generator.ctypes.state_address) if is_twister else None
+            self._memory = words_at(generator.ctypes.state_address) if is_twister else None
         return None if self._memory is None else self._memory.raw
 
 
-_python = _Python()
+_python = PythonState()
 _numpy = _Numpy()
 
 

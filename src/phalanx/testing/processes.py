@@ -24,10 +24,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phalanx.testing.blame import Failure
 from phalanx.testing.faults import Kill
-from phalanx.testing.folders import folder_of_run
+from phalanx.testing.first_failure import RankError
 from phalanx.testing.options import Options
+from phalanx.testing.run_folders import folder_of_run
 from phalanx.testing.watched_calls import SharedCounts
 from phalanx.testing.worker import ALARM, STREAMS, Task, TaskOutcome, serve, stack_path, stream_path
 from phalanx.testing.world import Stuck
@@ -93,7 +93,7 @@ _all: weakref.WeakSet[_Worker] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
-def run_in_processes(options: Options, tell: Tell | None) -> tuple[list[Any], list[Failure], list[int]]:
+def run_in_processes(options: Options, tell: Tell | None) -> tuple[list[Any], list[RankError], list[int]]:
     """What each rank returned, the failures in the order in which they came, and how many calls each rank made."""
     ranks, module = options.ranks, _module(options.function)
     functions = [_pickled(options, rank) for rank in range(ranks)]

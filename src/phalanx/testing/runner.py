@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from phalanx.errors import InvalidCall
-from phalanx.testing.blame import Failure, first_failure
 from phalanx.testing.faults import Fault, check_all_happened
+from phalanx.testing.first_failure import RankError, first_failure
 from phalanx.testing.options import STUCK_AFTER, Options
 from phalanx.testing.processes import Tell, run_in_processes
 from phalanx.testing.schedules import Policy, Recorded, Replay, Trace
@@ -119,7 +119,7 @@ def _execute(options: Options, command: Callable[[str], str]) -> list[Any]:
 @dataclass
 class _Outcome:
     results: list[Any]
-    failures: list[Failure]
+    failures: list[RankError]
     choices: list[int]
     trace: Trace
     num_calls: list[int] = field(default_factory=list)

@@ -32,10 +32,10 @@ from phalanx.group.endings import last_words, patience
 from phalanx.group.torch_compat.worlds import OwnWorlds
 from phalanx.testing.belongings import Cpus, Generators, YoungObjects, seed_generators
 from phalanx.testing.faults import Fault, let_happen
-from phalanx.testing.folders import folder_of_run
 from phalanx.testing.free import Free
 from phalanx.testing.graph import describe_deadlock, describe_wait
 from phalanx.testing.helpers import Helpers, RunAs, Task
+from phalanx.testing.run_folders import folder_of_run
 from phalanx.testing.scheduler import Turns
 from phalanx.testing.schedules import Policy
 from phalanx.testing.scheduling import Errand, Unwound

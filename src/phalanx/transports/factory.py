@@ -20,7 +20,7 @@ from phalanx.transports.observed import ObservedTransport
 from phalanx.transports.observers import are_calls_observed
 from phalanx.types import GroupInfo, Store
 
-__all__ = ["Make", "Request", "Wrap", "join", "registered", "split", "wrapped_with"]
+__all__ = ["Make", "Request", "Wrap", "join", "register", "registered", "split", "wrapped_with"]
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,17 @@ _registered: tuple[Make, ...] = ()
 _wrappers: tuple[Wrap, ...] = ()
 
 
+def register(make: Make) -> None:
+    """Asks `make` for the transports of groups that are made from now on."""
+    global _registered
+    _registered = (make, *_registered)
+
+
 @contextlib.contextmanager
 def registered(make: Make) -> Iterator[None]:
     """Asks `make` for the transports of groups that are made in the context."""
     global _registered
-    _registered = (make, *_registered)
+    register(make)
     try:
         yield
     finally:

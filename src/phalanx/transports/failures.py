@@ -15,7 +15,7 @@ from phalanx.errors import Aborted, CallTimeout, GroupError, InvalidCall, Mismat
 from phalanx.log import logger
 from phalanx.memory import extent
 from phalanx.printable import printable
-from phalanx.transports import limits
+from phalanx.transports import levels, limits
 from phalanx.transports.advisers import ask
 from phalanx.transports.observers import tell
 from phalanx.transports.refusals import HasRefusals, awaited_refusals, open_refusals
@@ -371,7 +371,7 @@ def _misfit(group: BrokenGroup, info: GroupInfo, here: _Where, failure: _native.
 
 def _mismatch(group: BrokenGroup, info: GroupInfo, op: str, failure: _native.Failure, broken: str) -> Mismatch:
     testimonies = group.testimonies()
-    report = describe_mismatch(info, failure, testimonies, group.level == _native.CHECK_FULL)
+    report = describe_mismatch(info, failure, testimonies, group.level == levels.FULL)
     own = testimonies[info.rank].call
     return Mismatch(
         "\n".join([f"{broken}ranks disagree {report.about}", *report.lines]),

@@ -17,6 +17,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from phalanx import _native
+from phalanx.transports import levels
 from phalanx.transports.identities import Identity
 from phalanx.types import GroupInfo
 
@@ -114,7 +115,7 @@ class Hello(_Told):
             fields.number("quota", 0, 2**31),
             fields.identity(),
             fields.text("processes"),
-            fields.number("check", _native.CHECK_OFF, _native.CHECK_FULL),
+            fields.number("check", levels.OFF, levels.FULL),
             fields.text("folder"),
         )
 

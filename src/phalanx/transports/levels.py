@@ -9,17 +9,20 @@ from torch.distributed import DebugLevel, get_debug_level
 from phalanx import _native
 from phalanx.errors import GroupError
 
-__all__ = ["asked_level", "logs_creation"]
+__all__ = ["FULL", "NAMES", "OFF", "ON", "asked_level", "logs_creation"]
+
+OFF, ON, FULL = _native.CHECK_OFF, _native.CHECK_ON, _native.CHECK_FULL
 
 _VARIABLE = "PHALANX_CHECK"
-_LEVELS = {"off": _native.CHECK_OFF, "on": _native.CHECK_ON, "full": _native.CHECK_FULL}
+_LEVELS = {"off": OFF, "on": ON, "full": FULL}
+NAMES = {level: name for name, level in _LEVELS.items()}
 
 
 def asked_level() -> int:
     """What this process asks for: TORCH_DISTRIBUTED_DEBUG=DETAIL is full, and only PHALANX_CHECK=off is off."""
     asked = os.environ.get(_VARIABLE, "").lower()
     if not asked:
-        return _native.CHECK_FULL if get_debug_level() == DebugLevel.DETAIL else _native.CHECK_ON
+        return FULL if get_debug_level() == DebugLevel.DETAIL else ON
     if asked not in _LEVELS:
         raise GroupError(
             f"expected {_VARIABLE} to be one of {', '.join(_LEVELS)}, got {asked!r}",

@@ -12,7 +12,7 @@ from phalanx import _native
 from phalanx.errors import PhalanxError
 
 # `places` tells the core which code is the program's own.
-from phalanx.transports import failures, keeper, limits, places, rendezvous  # noqa: F401
+from phalanx.transports import failures, keeper, levels, limits, places, rendezvous  # noqa: F401
 from phalanx.transports.observers import tell
 from phalanx.transports.rendezvous import Known, Met
 from phalanx.types import GroupInfo, Store
@@ -81,7 +81,7 @@ class PostedCalls:
 
     # What `failures` asks of a group.
 
-    level = _native.CHECK_ON
+    level = levels.ON
 
     @property
     def seq(self) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from phalanx.errors import PeerLost, PhalanxError
 from phalanx.types import describe_ranks
 
-__all__ = ["Failure", "first_failure"]
+__all__ = ["RankError", "first_failure"]
 
-Failure = tuple[int, BaseException]
+RankError = tuple[int, BaseException]
 
 
-def first_failure(failures: list[Failure]) -> BaseException:
+def first_failure(failures: list[RankError]) -> BaseException:
     """The failures come in the order in which they happened. The first is not one that only was told of another."""
     first = next((failure for failure in failures if not _is_caused(failure[1])), failures[0])
     alike = [failure for failure in failures if _text(failure[1]) == _text(first[1])]
@@ -38,7 +38,7 @@ def _has_other_cause(error: BaseException) -> bool:
     return isinstance(error, PhalanxError) and link is not None and not isinstance(link, PhalanxError)
 
 
-def _folded(failures: list[Failure]) -> str:
+def _folded(failures: list[RankError]) -> str:
     """A line for each that says something new."""
     ranks: dict[str, list[int]] = {}
     for rank, error in failures:
