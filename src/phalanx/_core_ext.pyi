@@ -125,6 +125,11 @@ class Description:
     def agrees_with(self, other: Description) -> bool:
         """Whether the two are the same call, whatever the shape is."""
 
+    def carries_as(self, other: Description) -> bool:
+        """
+        Of a message: whether it has the dtype and number of elements of the other one.
+        """
+
 class MadeCall:
     """A call that a rank has made."""
 
@@ -195,6 +200,12 @@ class Splits:
     """Two ranks of which one sends what the other does not expect."""
 
     def __init__(self, *, sender: int, receiver: int, bytes_sent: int, bytes_expected: int) -> None: ...
+    @staticmethod
+    def find(sent: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> Splits | None:
+        """
+        The first two ranks that do not fit, of the bytes that each rank sends to and expects from each.
+        """
+
     @property
     def sender(self) -> int: ...
     @property
@@ -279,6 +290,11 @@ class Failure:
     @property
     def reason(self) -> str:
         """Of an abort."""
+
+def hash_of_result(op: str, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]]) -> int:
+    """
+    Of what must be equal on all ranks when a call has ended, in tensors given by address and bytes; 0 for other ops.
+    """
 
 def affinity() -> list[int]:
     """CPUs that this process may run on."""

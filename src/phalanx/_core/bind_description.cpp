@@ -1,6 +1,7 @@
 #include "bind_description.hpp"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -11,10 +12,13 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bind_origin.hpp"
 #include "layout.hpp"
+#include "results.hpp"
+#include "splits.hpp"
 #include "waiting.hpp"
 
 namespace nb = nanobind;
@@ -118,7 +122,11 @@ void bind_call(nb::module_& module) {
             return call;
           },
           "flags"_a, "The same call, come another way.")
-      .def("agrees_with", &agrees, "other"_a, "Whether the two are the same call, whatever the shape is.");
+      .def("agrees_with", &agrees, "other"_a, "Whether the two are the same call, whatever the shape is.")
+      .def(
+          "carries_as",
+          [](const Description& self, const Description& other) { return content_of(self) == content_of(other); },
+          "other"_a, "Of a message: whether it has the dtype and number of elements of the other one.");
 }
 
 void bind_witness(nb::module_& module) {
@@ -181,6 +189,45 @@ void bind_witness(nb::module_& module) {
       });
 }
 
+// Bytes of blocks, by rank and block.
+using Sizes = std::vector<std::vector<std::int64_t>>;
+
+std::optional<Splits> find_in(const Sizes& sent, const Sizes& expected) {
+  const auto has_all = [&](const auto& sizes) { return sizes.size() == sent.size(); };
+  if (!has_all(expected) || !std::all_of(sent.begin(), sent.end(), has_all) ||
+      !std::all_of(expected.begin(), expected.end(), has_all)) {
+    throw std::invalid_argument("expected a size per rank and peer");
+  }
+  const auto at = [](const Sizes& sizes, int rank, int peer) {
+    return sizes[static_cast<std::size_t>(rank)][static_cast<std::size_t>(peer)];
+  };
+  return find_splits(
+      static_cast<int>(sent.size()), [&](int from, int to) { return at(sent, from, to); },
+      [&](int from, int to) { return at(expected, to, from); });
+}
+
+// Addresses and bytes of tensors, one after another.
+using Memory = std::vector<std::pair<std::uintptr_t, std::uint64_t>>;
+
+Blocks to_blocks(const Memory& memory) {
+  std::vector<Piece> pieces;
+  for (const auto& [address, size] : memory) pieces.push_back({reinterpret_cast<std::byte*>(address), size});
+  Blocks blocks;
+  if (!pieces.empty()) blocks.add_block(pieces.data(), pieces.size());
+  return blocks;
+}
+
+void bind_result(nb::module_& module) {
+  module.def(
+      "hash_of_result",
+      [](std::string_view op, const Memory& inputs, const Memory& outputs) {
+        return hash_of_result(op_named(op), to_blocks(inputs), to_blocks(outputs));
+      },
+      "op"_a, "inputs"_a, "outputs"_a,
+      "Of what must be equal on all ranks when a call has ended, in tensors given by address and bytes; 0 for other "
+      "ops.");
+}
+
 void bind_failure(nb::module_& module) {
   nb::class_<Misfit>(module, "Misfit", "The message that does not fit the receive of the failure's finder.")
       .def(
@@ -201,6 +248,8 @@ void bind_failure(nb::module_& module) {
             new (self) Splits{sender, receiver, bytes_sent, bytes_expected};
           },
           nb::kw_only(), "sender"_a, "receiver"_a, "bytes_sent"_a, "bytes_expected"_a)
+      .def_static("find", &find_in, "sent"_a, "expected"_a,
+                  "The first two ranks that do not fit, of the bytes that each rank sends to and expects from each.")
       .def_ro("sender", &Splits::sender)
       .def_ro("receiver", &Splits::receiver)
       .def_ro("bytes_sent", &Splits::bytes_sent)
@@ -270,6 +319,7 @@ void bind_description(nb::module_& module) {
   bind_call(module);
   bind_witness(module);
   bind_failure(module);
+  bind_result(module);
 }
 
 }  // namespace phalanx

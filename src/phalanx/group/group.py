@@ -52,9 +52,9 @@ class Group:
 
         Groups of one scope meet by their members, others by their name as well. `known` is what is known of the ranks.
         """
-        world = threads.place.world
-        if world is not None:
-            return Group(world.join(store, info, timeout, scope), info, timeout)
+        run = threads.this_thread.run
+        if run is not None:
+            return Group(run.join(store, info, timeout, scope), info, timeout)
         return _ProcessesGroup.around(join(store, info, timeout, scope, known), info, timeout)
 
     @property

@@ -101,7 +101,7 @@ class Work(TorchWork):
         pending = self._pending
         if pending is None:
             return True
-        if not pending.ended:
+        if not pending.poll():
             return False
         # Whoever asks may look at the tensors next.
         pending.finish()
@@ -112,7 +112,7 @@ class Work(TorchWork):
 
     def exception(self) -> BaseException | None:
         pending = self._pending
-        if pending is None or not pending.ended:
+        if pending is None or not pending.poll():
             return None
         try:
             pending.settle()

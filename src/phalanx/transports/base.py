@@ -21,6 +21,9 @@ class Pending(Protocol):
     def ended(self) -> bool:
         """Whether `settle` would return or raise at once."""
 
+    def poll(self) -> bool:
+        """`ended`, for a caller that may ask again and again: where ranks take turns, others go on for a while."""
+
     @property
     def source(self) -> int:
         """The sender of a message that was received."""
@@ -122,7 +125,7 @@ class Transport(Protocol):
 
 
 class Scheduler(Protocol):
-    """Who runs when, where ranks are threads. A ticket is what a rank waits for; it says when it has `ended`."""
+    """Who runs when, where ranks are threads. What a rank waits for says when it has `ended`."""
 
     def now(self) -> float:
         """Seconds, on the run's own clock."""
@@ -133,11 +136,11 @@ class Scheduler(Protocol):
     def pause(self) -> None:
         """Others may go on for a while."""
 
-    def wait(self, ticket: Any, timeout: float | None) -> bool:
-        """Lets others go on until the ticket has ended; False: the time was up first. Raises what ends the run."""
+    def wait(self, awaited: Any, timeout: float | None) -> bool:
+        """Lets others go on until it has ended; False: the time was up first. Raises what ends the run."""
 
-    def wake(self, ticket: Any) -> None:
-        """The ticket has ended: who waits for it can go on."""
+    def wake(self, awaited: Any) -> None:
+        """It has ended: the rank that waits for it can go on."""
 
     def at(self, seconds: float, expire: Callable[[], None], is_over: Callable[[], bool]) -> None:
         """Calls `expire` when so much time has gone by, unless it is over by then."""

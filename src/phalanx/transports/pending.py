@@ -70,6 +70,9 @@ class ShmPending:
     def ended(self) -> bool:
         return self._native.result != _PENDING
 
+    def poll(self) -> bool:
+        return self.ended
+
     @property
     def is_over(self) -> bool:
         """`ended`, for one who is in no hurry to see it end."""
