@@ -149,7 +149,7 @@ class Testimony:
     """What the finder of a mismatch saw of a rank."""
 
     def __init__(
-        self, *, call: MadeCall | None = ..., completed: MadeCall | None = ..., refused: str = ...
+        self, *, call: MadeCall | None = ..., completed: MadeCall | None = ..., refused: str = ..., posted: int = ...
     ) -> None: ...
     @property
     def call(self) -> MadeCall | None:
@@ -234,6 +234,7 @@ class Failure:
         leaving: int = ...,
         status: int = ...,
         reason: str = ...,
+        agreed: int | None = ...,
     ) -> None: ...
     @property
     def kind(self) -> int: ...
@@ -353,6 +354,10 @@ class Segment:
     def create_file(path: str, size: int, tuning: Tuning, nonce: bytes) -> Segment: ...
     @staticmethod
     def open(path: str, nonce: bytes, size: int) -> Segment: ...
+    @staticmethod
+    def create_private(size: int, tuning: Tuning) -> Segment:
+        """Of this process alone, for ranks that are threads."""
+
     @property
     def fd(self) -> int: ...
     @property
@@ -502,6 +507,51 @@ class Agreement:
     @property
     def seq(self) -> int: ...
     def leave(self) -> None: ...
+
+class LocalAgreement:
+    """
+    Calls that ranks post and compare which are threads of one process. The world that runs them has the clock, and tells who is gone.
+    """
+
+    def __init__(self, segment: Segment, rank: int) -> None: ...
+    def post(self, call: Description, where: str = ..., result: int = ...) -> int:
+        """
+        The number of the call among this rank's; of a message, among those to or from its peer. `result` is a hash of what the call before gave, where results are compared.
+        """
+
+    def compare(self) -> bool:
+        """
+        Compares with each rank that has posted the same call. Whether this rank has found a difference.
+        """
+
+    @property
+    def has_found(self) -> bool: ...
+    def advance(self, now: float) -> bool:
+        """Reports what this rank has found. Whether the group has failed."""
+
+    def report_now(self, now: float) -> bool:
+        """The same, but does not wait for ranks that have not posted the call."""
+
+    def fail(self, failure: Failure, now: float) -> None:
+        """Another failure. A difference that this rank has found comes first."""
+
+    def failure(self) -> Failure | None: ...
+    def testimonies(self) -> list[Testimony]: ...
+    def take_note(self) -> ShapeNote | None: ...
+    def set_completed(self, seq: int) -> None:
+        """For reports: this rank's collectives up to this one have ended well."""
+
+    def set_gone(self, rank: int) -> None:
+        """The rank posts no further call: it has left, or died."""
+
+    def posted(self, rank: int) -> int:
+        """The number of the last collective that the rank has posted."""
+
+    @property
+    def seq(self) -> int: ...
+    def refuse_call(self, text: str) -> None: ...
+    def refuse_message(self, sends: bool, peer: int, tag: int, text: str) -> None: ...
+    def refusals(self, rank: int) -> list[str]: ...
 
 FINISHED: int = ...
 

@@ -30,7 +30,8 @@ class JoinedAgreement {
   // `token` goes to the completions when the group has a failure.
   JoinedAgreement(const MappedSegment& mapped, int rank, const std::vector<Pid>& processes, std::uint64_t token)
       : member_(make_member(mapped, rank, processes)),
-        agreement_(std::make_shared<Agreement>(member_, [token] { completions().push(token); })) {
+        agreement_(std::make_shared<Agreement>(
+            member_, [token] { completions().push(token); }, [] { progress().wake(true); })) {
     progress().add(agreement_);
     progress().wake(false);
   }
@@ -58,16 +59,14 @@ class JoinedAgreement {
     if (forked() || member_->left.exchange(true)) return;
     const WithoutGil without;
     progress().remove(agreement_);
+    agreement_->compare();
     agreement_->report_until(Clock::now() + kLongestReport);
     member_->lines.leave(Leaving::closed);
   }
 
  private:
   static std::shared_ptr<Member> make_member(const MappedSegment& mapped, int rank, const std::vector<Pid>& processes) {
-    if (mapped.segment->header().tuning.purpose != Purpose::posting) {
-      throw std::invalid_argument("the segment is for calls whose bytes are moved");
-    }
-    auto member = std::make_shared<Member>(mapped.segment, rank);
+    auto member = member_for_posting(mapped, rank);
     if (processes.size() != static_cast<std::size_t>(member->size()))
       throw std::invalid_argument("expected one process per rank");
     member->lines.watch(Peer::watch_all(to_identities(processes)));
@@ -84,6 +83,13 @@ class JoinedAgreement {
 };
 
 }  // namespace
+
+std::shared_ptr<Member> member_for_posting(const MappedSegment& mapped, int rank) {
+  if (mapped.segment->header().tuning.purpose != Purpose::posting) {
+    throw std::invalid_argument("the segment is for calls whose bytes are moved");
+  }
+  return std::make_shared<Member>(mapped.segment, rank);
+}
 
 void bind_agreement(nb::module_& module) {
   nb::class_<JoinedAgreement>(module, "Agreement", "Calls that ranks post and compare, without ever waiting.")

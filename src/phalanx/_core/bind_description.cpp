@@ -149,12 +149,13 @@ void bind_witness(nb::module_& module) {
       .def(
           "__init__",
           [](Testimony* self, const std::optional<MadeCall>& call, const std::optional<MadeCall>& completed,
-             std::string_view refused) {
-            Testimony testimony{call.value_or(MadeCall{}), completed.value_or(MadeCall{}), 0, {}};
+             std::string_view refused, std::uint64_t posted) {
+            Testimony testimony{call.value_or(MadeCall{}), completed.value_or(MadeCall{}), posted, {}};
             copy_text(testimony.refused, refused);
             new (self) Testimony(testimony);
           },
-          nb::kw_only(), "call"_a.none() = nb::none(), "completed"_a.none() = nb::none(), "refused"_a = "")
+          nb::kw_only(), "call"_a.none() = nb::none(), "completed"_a.none() = nb::none(), "refused"_a = "",
+          "posted"_a = 0)
       .def_prop_ro(
           "call", [](const Testimony& self) { return given(self.call.seq != 0, self.call); },
           "None: the rank had not made it.")
@@ -261,12 +262,13 @@ void bind_failure(nb::module_& module) {
           [](Failure* self, int kind, int rank, const Description& call, std::uint64_t seq, std::string_view where,
              int peer, const std::optional<Misfit>& misfit, const std::optional<Splits>& splits,
              const std::vector<int>& missing, const std::vector<std::uint32_t>& other_tags, int leaving, int status,
-             std::string_view reason) {
+             std::string_view reason, std::optional<std::uint64_t> agreed) {
             Failure failure{};
             failure.kind = static_cast<FailureKind>(kind);
             failure.rank = rank;
             failure.call = call;
             failure.seq = seq;
+            failure.agreed = agreed.value_or(seq == 0 ? 0 : seq - 1);
             copy_text(failure.where, where);
             failure.peer = peer;
             if (misfit) failure.misfit = *misfit;
@@ -283,7 +285,8 @@ void bind_failure(nb::module_& module) {
           },
           nb::kw_only(), "kind"_a, "rank"_a, "call"_a, "seq"_a, "where"_a = "", "peer"_a = kNoRank,
           "misfit"_a.none() = nb::none(), "splits"_a.none() = nb::none(), "missing"_a = std::vector<int>(),
-          "other_tags"_a = std::vector<std::uint32_t>(), "leaving"_a = 0, "status"_a = kUnknownStatus, "reason"_a = "")
+          "other_tags"_a = std::vector<std::uint32_t>(), "leaving"_a = 0, "status"_a = kUnknownStatus, "reason"_a = "",
+          "agreed"_a.none() = nb::none())
       .def_prop_ro("kind", [](const Failure& self) { return static_cast<int>(self.kind); })
       .def_ro("rank", &Failure::rank, "Who found it.")
       .def_ro("call", &Failure::call, "What the finder was doing.")

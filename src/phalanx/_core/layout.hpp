@@ -37,7 +37,7 @@
 namespace phalanx {
 
 inline constexpr std::uint64_t kMagic = 0x31584e414c414850;  // "PHALANX1"
-inline constexpr std::uint32_t kVersion = 10;
+inline constexpr std::uint32_t kVersion = 11;
 inline constexpr int kSlots = 4;
 // Twice the slots: a peer that lags by kSlots ticks still finds its word when it compares (see Call::verify_history).
 inline constexpr int kRing = 2 * kSlots;
@@ -61,6 +61,8 @@ inline constexpr std::uint32_t kLocations = 64;
 // which goes on may be behind by any number of calls. For messages: few, since there are some for every two ranks.
 inline constexpr int kPostDepthBits = 5, kPostLevels = 9, kPostDepth = 1 << kPostDepthBits;
 inline constexpr int kPairDepthBits = 1, kPairLevels = 7;
+// A rank keeps so many of its own words, per level, in its own memory (comparing.hpp).
+inline constexpr int kKeptPostBits = 12, kKeptPairBits = 8;
 
 // How much is compared between ranks.
 enum class Check : std::uint32_t { off = 0, on = 1, full = 2 };
@@ -308,6 +310,7 @@ struct PostLine {
 struct alignas(kLine) PostEntry {
   struct Content {
     std::uint64_t seq;
+    std::uint64_t result;  // as in Descriptor
     Description call;
     std::uint32_t location;
   };

@@ -1,0 +1,145 @@
+// Agreements of ranks that are threads of one process, for a world that brings its own clock, deaths and order of
+// steps: no thread of ours, no real time, no processes.
+//
+//   segment = Segment.create_private(size, tuning)      # tuning.only_posts = True, tuning.check = CHECK_ON or
+//   CHECK_FULL ranks = [LocalAgreement(segment, rank) for rank in range(size)]
+//
+// A rank posts its calls with post(), which returns the number of the call and never waits. Some rank has then compared
+// each call that all ranks have posted. compare() also compares with the ranks that have come while others are absent.
+// Both keep what they find: has_found. advance(now) reports it: at once if all ranks have posted the call or are gone,
+// else MISMATCH_GRACE seconds after the first advance() that saw it. So a world calls advance() when has_found is true,
+// again after MISMATCH_GRACE, and whenever a rank has posted or gone meanwhile. report_now() does not wait for absent
+// ranks. After advance(), report_now() or fail() of one rank, failure() and testimonies() say the same on all ranks.
+//
+// `now` is in seconds of any clock that never goes back. All methods are called with the GIL held, in any thread.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "agreement.hpp"
+#include "bind_agreement.hpp"
+#include "bind_segment.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace phalanx {
+
+namespace {
+
+// A place in the program by its text. Never destroyed: segments refer to locations by their numbers.
+const Location* location_named(const std::string& text) {
+  static auto* const known = new std::map<std::string, std::unique_ptr<const Location>>;
+  if (text.empty()) return nullptr;
+  auto& location = (*known)[text];
+  if (!location) {
+    location = std::make_unique<const Location>(Location{static_cast<std::uint32_t>(known->size()), text, {}});
+  }
+  return location.get();
+}
+
+Clock::time_point to_time(double seconds) {
+  constexpr double kLongest = 9e9;
+  if (!(seconds >= 0.0 && seconds <= kLongest)) throw std::invalid_argument("expected a time of at least 0 seconds");
+  return Clock::time_point(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+}
+
+class LocalAgreement {
+ public:
+  LocalAgreement(const MappedSegment& mapped, int rank)
+      : member_(member_for_posting(mapped, rank)), agreement_(member_, [] {}, [] {}) {}
+
+  std::uint64_t post(const Description& call, const std::string& where, std::uint64_t result) {
+    const Location* const location = location_named(where);
+    if (!is_message(call.op)) {
+      member_->refusals.call_made();
+      return agreement_.post(call, location, result);
+    }
+    check_rank(call.peer);
+    member_->refusals.message_made(call.op == Op::send, call.peer, call.tag);
+    return agreement_.post_message(call, location);
+  }
+  bool compare() { return agreement_.compare(); }
+  bool has_found() const noexcept { return agreement_.has_found(); }
+  bool advance(double now) { return agreement_.advance(to_time(now)); }
+  bool report_now(double now) { return agreement_.report_now(to_time(now)); }
+  void fail(const Failure& failure, double now) { agreement_.fail(failure, to_time(now)); }
+  std::optional<Failure> failure() const {
+    if (!member_->lines.failed()) return std::nullopt;
+    return member_->lines.failure();
+  }
+  std::vector<Testimony> testimonies() const { return member_->testimonies(); }
+  std::optional<ShapeNote> take_note() { return member_->lines.take_note(); }
+  void set_completed(std::uint64_t seq) noexcept { agreement_.set_completed(seq); }
+  void set_gone(int rank) {
+    check_rank(rank);
+    member_->segment->control(rank).left.store(static_cast<std::uint32_t>(Leaving::closed), std::memory_order_seq_cst);
+  }
+  std::uint64_t posted(int rank) const {
+    check_rank(rank);
+    return member_->segment->post_line(rank).posted.load(std::memory_order_acquire);
+  }
+  std::uint64_t seq() const noexcept { return agreement_.seq(); }
+  RefusalNotes& refusals() noexcept { return member_->refusals; }
+  std::vector<std::string> refusals_of(int rank) const {
+    check_rank(rank);
+    return member_->refusals.open_of(rank);
+  }
+
+ private:
+  void check_rank(int rank) const {
+    if (rank < 0 || rank >= member_->size()) throw std::invalid_argument("expected a rank of the group");
+  }
+
+  const std::shared_ptr<Member> member_;
+  Agreement agreement_;
+};
+
+}  // namespace
+
+void bind_local_agreement(nb::module_& module) {
+  nb::class_<LocalAgreement>(module, "LocalAgreement",
+                             "Calls that ranks post and compare which are threads of one process. The world that runs "
+                             "them has the clock, and tells who is gone.")
+      .def(nb::init<const MappedSegment&, int>(), "segment"_a, "rank"_a)
+      .def("post", &LocalAgreement::post, "call"_a, "where"_a = "", "result"_a = 0,
+           "The number of the call among this rank's; of a message, among those to or from its peer. `result` is a "
+           "hash of what the call before gave, where results are compared.")
+      .def("compare", &LocalAgreement::compare,
+           "Compares with each rank that has posted the same call. Whether this rank has found a difference.")
+      .def_prop_ro("has_found", &LocalAgreement::has_found)
+      .def("advance", &LocalAgreement::advance, "now"_a,
+           "Reports what this rank has found. Whether the group has failed.")
+      .def("report_now", &LocalAgreement::report_now, "now"_a,
+           "The same, but does not wait for ranks that have not posted the call.")
+      .def("fail", &LocalAgreement::fail, "failure"_a, "now"_a,
+           "Another failure. A difference that this rank has found comes first.")
+      .def("failure", &LocalAgreement::failure)
+      .def("testimonies", &LocalAgreement::testimonies)
+      .def("take_note", &LocalAgreement::take_note)
+      .def("set_completed", &LocalAgreement::set_completed, "seq"_a,
+           "For reports: this rank's collectives up to this one have ended well.")
+      .def("set_gone", &LocalAgreement::set_gone, "rank"_a, "The rank posts no further call: it has left, or died.")
+      .def("posted", &LocalAgreement::posted, "rank"_a, "The number of the last collective that the rank has posted.")
+      .def_prop_ro("seq", &LocalAgreement::seq)
+      .def(
+          "refuse_call", [](LocalAgreement& self, const std::string& text) { self.refusals().refuse_call(text); },
+          "text"_a)
+      .def(
+          "refuse_message",
+          [](LocalAgreement& self, bool sends, int peer, std::int64_t tag, const std::string& text) {
+            self.refusals().refuse_message(sends, peer, tag, text);
+          },
+          "sends"_a, "peer"_a, "tag"_a, "text"_a)
+      .def("refusals", &LocalAgreement::refusals_of, "rank"_a);
+}
+
+}  // namespace phalanx
