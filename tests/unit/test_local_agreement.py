@@ -228,8 +228,9 @@ def test_calls_that_were_refused() -> None:
     first, second = _ranks(2)
     first.refuse_call("why")
     assert second.refusals(0) == ["why"]
-    first.post(_sum(4))
+    first.close_note(_sum(4))
     assert second.refusals(0) == []
+    first.post(_sum(4))
     second.post(_sum(5))
     assert second.advance(0.0)
     assert [seen.refused for seen in first.testimonies()] == ["why", ""]

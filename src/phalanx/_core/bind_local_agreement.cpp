@@ -35,17 +35,6 @@ namespace phalanx {
 
 namespace {
 
-// A place in the program by its text. Never destroyed: segments refer to locations by their numbers.
-const Location* location_named(const std::string& text) {
-  static auto* const known = new std::map<std::string, std::unique_ptr<const Location>>;
-  if (text.empty()) return nullptr;
-  auto& location = (*known)[text];
-  if (!location) {
-    location = std::make_unique<const Location>(Location{static_cast<std::uint32_t>(known->size()), text, {}});
-  }
-  return location.get();
-}
-
 Clock::time_point to_time(double seconds) {
   constexpr double kLongest = 9e9;
   if (!(seconds >= 0.0 && seconds <= kLongest)) throw std::invalid_argument("expected a time of at least 0 seconds");
@@ -59,13 +48,16 @@ class LocalAgreement {
 
   std::uint64_t post(const Description& call, const std::string& where, std::uint64_t result) {
     const Location* const location = location_named(where);
-    if (!is_message(call.op)) {
-      member_->refusals.call_made();
-      return agreement_.post(call, location, result);
-    }
+    if (!is_message(call.op)) return agreement_.post(call, location, result);
     check_rank(call.peer);
-    member_->refusals.message_made(call.op == Op::send, call.peer, call.tag);
     return agreement_.post_message(call, location);
+  }
+  void close_note(const Description& call) noexcept {
+    if (is_message(call.op)) {
+      member_->refusals.message_made(call.op == Op::send, call.peer, call.tag);
+    } else {
+      member_->refusals.call_made();
+    }
   }
   bool compare() { return agreement_.compare(); }
   bool has_found() const noexcept { return agreement_.has_found(); }
@@ -99,7 +91,19 @@ class LocalAgreement {
     if (rank < 0 || rank >= member_->size()) throw std::invalid_argument("expected a rank of the group");
   }
 
+  // A place in the program by its text. Numbered by this rank: so calls that follow each other, of which reports tell,
+  // share no line of the segment, whatever else the process has run.
+  const Location* location_named(const std::string& text) {
+    if (text.empty()) return nullptr;
+    auto& location = locations_[text];
+    if (!location) {
+      location = std::make_unique<const Location>(Location{static_cast<std::uint32_t>(locations_.size()), text, {}});
+    }
+    return location.get();
+  }
+
   const std::shared_ptr<Member> member_;
+  std::map<std::string, std::unique_ptr<const Location>> locations_;
   Agreement agreement_;
 };
 
@@ -139,6 +143,9 @@ void bind_local_agreement(nb::module_& module) {
             self.refusals().refuse_message(sends, peer, tag, text);
           },
           "sends"_a, "peer"_a, "tag"_a, "text"_a)
+      .def(
+          "close_note", &LocalAgreement::close_note, "call"_a,
+          "Before a call is handed over, which may be long before it is posted: the rank has not refused it after all.")
       .def("refusals", &LocalAgreement::refusals_of, "rank"_a);
 }
 

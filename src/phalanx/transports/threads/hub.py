@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
-from typing import Required, TypedDict, Unpack
 
 from phalanx import _native
 from phalanx.log import logger
@@ -13,9 +12,11 @@ from phalanx.transports.base import Scheduler
 from phalanx.transports.levels import asked_level
 from phalanx.transports.refusals import Refusal
 from phalanx.transports.reports import describe_shapes
+from phalanx.transports.threads.agreement import Agreement
 from phalanx.transports.threads.calls import Calls
-from phalanx.transports.threads.comparing import Comparing, find_splits
+from phalanx.transports.threads.departures import Departures
 from phalanx.transports.threads.in_flight import CallInFlight, InFlight, MessageInFlight
+from phalanx.transports.threads.measuring import find_splits
 from phalanx.transports.threads.meeting import Meeting
 from phalanx.transports.threads.messages import Deliver, Messages
 from phalanx.transports.threads.refusals import RefusedCalls
@@ -23,28 +24,9 @@ from phalanx.types import GroupInfo
 
 __all__ = ["Hub"]
 
-_NO_RANK = _native.NO_RANK
-_NOT_LEFT = _native.LEAVING_NO
 _FAILED, _WAS_BROKEN, _LEFT = _native.FAILED, _native.WAS_BROKEN, _native.LEFT
 # In black boxes, where groups may have the same name and ranks.
 _identities = itertools.count(1)
-
-
-class _Facts(TypedDict, total=False):
-    """Of a failure, as `_native.Failure` has them."""
-
-    rank: Required[int]
-    call: Required[_native.Description]
-    seq: Required[int]
-    where: str
-    peer: int
-    misfit: _native.Misfit
-    splits: _native.Splits | None
-    missing: list[int]
-    other_tags: list[int]
-    leaving: int
-    status: int
-    reason: str
 
 
 class Hub:
@@ -56,26 +38,22 @@ class Hub:
         """`owners` are the ranks of a group about which they have agreed already, as ranks of the run."""
         self.info = info
         self.identity = str(next(_identities))
-        self.size = size = info.size
+        self.size = info.size
         self.scheduler = scheduler
         self.lock = threading.RLock()
-        self.check = max(asked_level(), _native.CHECK_ON)
         self.meeting = Meeting(info, owners)
-        self.calls = Calls(size)
+        self.agreement = Agreement(info.size, max(asked_level(), _native.CHECK_ON), scheduler)
+        self.calls = Calls(info.size)
         self.messages = Messages(deliver)
-        self.refused = RefusedCalls(info)
-        self._comparing = Comparing(size, self.check)
-        self.failure: _native.Failure | None = None
-        self.testimonies: list[_native.Testimony] = []
+        self.refused = RefusedCalls(info, self.agreement)
+        self.departures = Departures(info.size)
         # Of a timeout: lines that say where the ranks were that did not come.
         self.whereabouts: list[str] = []
-        # By rank: how it left, whether it died, and its last words; whether it was told that the group is broken.
-        self.leaving = [_NOT_LEFT] * size
-        self.status = [_native.UNKNOWN_STATUS] * size
-        self.dead = [False] * size
-        self.words = [""] * size
-        self.gave_up = [False] * size
-        self._anybody_gone = False
+
+    @property
+    def failure(self) -> _native.Failure | None:
+        """The first failure of the group."""
+        return self.agreement.failure
 
     # What is in flight.
 
@@ -111,68 +89,61 @@ class Hub:
         if call.seq == self.calls.next:
             self._post(call)
         if self.calls.have_all_come():
-            self._carry_out()
+            self._end_next_call()
         else:
             self.check_gone()
 
     def _post(self, call: CallInFlight) -> None:
-        """Compares the call with those of the ranks that have come."""
-        had_found = self._comparing.difference is not None
-        self._comparing.post(call)
-        if self._comparing.difference is not None and not had_found:
-            # The report waits for the other ranks: which call is wrong shows when all have come.
-            self.scheduler.at(_native.MISMATCH_GRACE, self._report_after_grace, lambda: call.ended)
-        note, self._comparing.note = self._comparing.note, None
+        had_difference = self.agreement.has_difference
+        note = self.agreement.post(call)
         if note is not None:
             logger.warning(describe_shapes(self.info, note))
-
-    def _carry_out(self) -> None:
-        """All have come to the next call."""
-        calls, seq = self.calls.next_calls(), self.calls.next
-        if self._comparing.difference is not None:
-            self.report_difference()
-            return
-        splits = find_splits(calls)
-        if splits is not None:
-            self._comparing.difference = splits.sender, splits.receiver
-            self.report_difference(splits)
-            return
-        try:
-            self.calls.carry_out(self.scheduler.now())
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            self.abort(_NO_RANK, seq, reason)
-            return
-        self._comparing.complete(calls)
-        self.calls.end_next()
-        for call in self.calls.come():
-            self._post(call)
+        if self.agreement.has_difference and not had_difference:
+            # The report waits for the other ranks: which call is wrong shows when all have come.
+            self.scheduler.at(_native.MISMATCH_GRACE, self._report_after_grace, lambda: call.ended)
 
     def _report_after_grace(self) -> None:
         with self.lock:
             self.report_difference()
 
-    def report_difference(self, splits: _native.Splits | None = None) -> None:
-        """Reports that ranks disagree, if they do, although some have not come."""
-        if self._comparing.difference is None or self.failure is not None:
+    def report_difference(self) -> None:
+        """Breaks the group if the ranks that have come to the next call differ in it."""
+        if self.agreement.has_difference:
+            self.agreement.report_difference()
+            self._end_all()
+
+    def _end_next_call(self) -> None:
+        """All have come to it: carries it out, or breaks the group."""
+        if self.agreement.has_difference:
+            self.report_difference()
             return
-        first, second = self._comparing.difference
-        calls = self._comparing.calls()
-        self.testimonies = [
-            _native.Testimony(
-                call=calls.get(rank),
-                completed=self._comparing.completed[rank],
-                refused=self.refused.last_of(rank, is_message=False),
-            )
-            for rank in range(self.size)
-        ]
+        calls, seq = self.calls.next_calls(), self.calls.next
+        splits = find_splits(calls)
+        if splits is not None:
+            self._fail_by_splits(splits)
+            return
+        try:
+            self.calls.carry_out(self.scheduler.now())
+        except Exception as error:
+            self.abort(_native.NO_RANK, seq, f"{type(error).__name__}: {error}")
+            return
+        self.agreement.complete(seq, calls)
+        self.calls.end_next()
+        # Some ranks may have made the call after it.
+        for call in self.calls.come():
+            self._post(call)
+
+    def _fail_by_splits(self, splits: _native.Splits) -> None:
+        sender = next(call for call in self.calls.come() if call.rank == splits.sender)
         self.fail(
-            _native.FAILURE_MISMATCH,
-            rank=first,
-            peer=second,
-            seq=self.calls.next,
-            call=calls[first].description,
-            splits=splits,
+            _native.Failure(
+                kind=_native.FAILURE_MISMATCH,
+                rank=splits.sender,
+                peer=splits.receiver,
+                seq=sender.seq,
+                call=sender.description,
+                splits=splits,
+            )
         )
 
     # Messages.
@@ -200,25 +171,23 @@ class Hub:
             self.messages.deliver(sent, receive)
             return
         self.messages.put_back(sent, receive)
-        self.testimonies = [
-            _native.Testimony(completed=completed, refused=self.refused.last_of(rank, is_message=True))
-            for rank, completed in enumerate(self._comparing.completed)
-        ]
         self.fail(
-            _native.FAILURE_MESSAGE,
-            rank=receive.rank,
-            peer=sent.rank,
-            seq=receive.seq,
-            call=receive.description,
-            where=receive.where,
-            misfit=_native.Misfit(sent=sent.description, where=sent.where),
+            _native.Failure(
+                kind=_native.FAILURE_MESSAGE,
+                rank=receive.rank,
+                peer=sent.rank,
+                seq=receive.seq,
+                call=receive.description,
+                where=receive.where,
+                misfit=_native.Misfit(sent=sent.description, where=sent.where),
+            )
         )
 
     # Calls that were refused.
 
     def refuse(self, rank: int, refusal: Refusal) -> None:
         """The rank's arguments were wrong. Ranks that wait for the call are told, unless the rank makes it soon."""
-        if self.failure is None and not self._is_gone(rank):
+        if self.failure is None and not self.departures.is_gone(rank):
             self.refused.add(rank, refusal)
             for one in self.pending():
                 self._watch_refusals(one)
@@ -242,26 +211,23 @@ class Hub:
 
     # Failures.
 
-    def fail(self, kind: int, *, late: InFlight | None = None, **facts: Unpack[_Facts]) -> None:
+    def fail(self, failure: _native.Failure, *, late: InFlight | None = None) -> None:
         """Breaks the group for all: every call and message ends. `late` is the one whose time was up."""
-        self._break_with(kind, **facts)
+        self.agreement.fail(failure)
+        self._end_all(late)
+
+    def _end_all(self, late: InFlight | None = None) -> None:
         for one in self.pending():
             one.end(_FAILED if late in (None, one) else _WAS_BROKEN)
         self.calls.clear()
         self.messages.clear()
 
-    def _break_with(self, kind: int, **facts: Unpack[_Facts]) -> None:
-        """The first failure stays."""
-        if self.failure is None:
-            self.failure = _native.Failure(kind=kind, **facts)
-
     def expire(self, late: InFlight, whereabouts: list[str]) -> None:
         """Its time is up. `whereabouts` are lines that say where the ranks are that did not come."""
         if self.failure is None:
             self.whereabouts = whereabouts
-        self.fail(
-            _native.FAILURE_TIMEOUT,
-            late=late,
+        failure = _native.Failure(
+            kind=_native.FAILURE_TIMEOUT,
             rank=late.rank,
             call=late.description,
             seq=late.seq,
@@ -269,21 +235,29 @@ class Hub:
             missing=late.missing(),
             other_tags=self.messages.tags_instead_of(late) if isinstance(late, MessageInFlight) else [],
         )
+        self.fail(failure, late=late)
 
     def abort(self, rank: int, seq: int, reason: str) -> None:
         call = _native.Description("barrier")
-        self.fail(_native.FAILURE_ABORTED, rank=rank, call=call, seq=seq, reason=reason)
+        self.fail(_native.Failure(kind=_native.FAILURE_ABORTED, rank=rank, call=call, seq=seq, reason=reason))
 
     # Ranks that make no further call.
 
-    def leave(self, rank: int, leaving: int, *, dead: bool = False, status: int = _native.UNKNOWN_STATUS) -> None:
-        """The rank makes no further call. What it has under way ends, and so does what needs it."""
-        if self.leaving[rank] or self.dead[rank]:
-            return
-        # What is known of its call goes with it.
-        self.report_difference()
-        self.leaving[rank], self.dead[rank], self.status[rank] = leaving, dead, status
-        self._anybody_gone = True
+    def leave(self, rank: int, leaving: int) -> None:
+        """The rank leaves. What it has under way ends, and so does what needs it."""
+        if not self.departures.has_left(rank):
+            # What is known of its call goes with it.
+            self.report_difference()
+            self.departures.leave(rank, leaving)
+            self._end_calls_of(rank)
+
+    def die(self, rank: int, status: int) -> None:
+        if not self.departures.has_left(rank):
+            self.report_difference()
+            self.departures.die(rank, status)
+            self._end_calls_of(rank)
+
+    def _end_calls_of(self, rank: int) -> None:
         for one in self.pending_of(rank):
             self._remove(one)
             one.end(_LEFT)
@@ -291,37 +265,21 @@ class Hub:
 
     def give_up(self, rank: int) -> None:
         """The rank has been told that the group is broken: it makes no further call."""
-        self.gave_up[rank] = True
-        self._anybody_gone = True
+        self.departures.give_up(rank)
         self.check_gone()
 
-    def _is_gone(self, rank: int) -> bool:
-        return bool(self.leaving[rank]) or self.dead[rank] or self.gave_up[rank]
-
     def check_gone(self) -> None:
-        """Ends what can't be carried out because a rank is gone, or has been told that the group is broken."""
-        if not self._anybody_gone:
+        """Ends what can't be carried out because a rank is gone."""
+        if not self.departures.any:
             return
         self.report_difference()
         for one in sorted(self.pending(), key=lambda one: (one.rank, one.seq)):
-            gone = [rank for rank in one.missing() if self._is_gone(rank)]
+            gone = [rank for rank in one.missing() if self.departures.is_gone(rank)]
             if not one.ended and not one.can_end_without(gone):
-                self._end_without(one, gone)
+                self._end_without(gone, one)
 
-    def _end_without(self, one: InFlight, gone: Sequence[int]) -> None:
-        ended = [rank for rank in gone if self.leaving[rank] or self.dead[rank]] or gone
-        # Of several the one that has an exception to tell.
-        first = next((rank for rank in ended if self.words[rank]), ended[0])
-        self._break_with(
-            _native.FAILURE_LOST if self.dead[first] else _native.FAILURE_LEFT,
-            rank=one.rank,
-            peer=first,
-            call=one.description,
-            seq=one.seq,
-            leaving=self.leaving[first],
-            status=self.status[first],
-            where=one.where,
-        )
+    def _end_without(self, gone: Sequence[int], one: InFlight) -> None:
+        self.agreement.fail(self.departures.failure_of(gone, one.rank, one.seq, one.description, one.where))
         self._remove(one)
         one.end(_FAILED)
         if isinstance(one, CallInFlight):

@@ -83,20 +83,20 @@ class ThreadsTransport:
 
     @property
     def check(self) -> int:
-        return self.hub.check
+        return self.hub.agreement.check
 
     def testimonies(self) -> list[_native.Testimony]:
-        return self.hub.testimonies
+        return self.hub.agreement.testimonies()
 
     def whereabouts(self) -> list[str]:
         """Lines that say where the ranks were that did not come to a call whose time was up."""
         return self.hub.whereabouts
 
     def refusals(self, rank: int) -> list[str]:
-        return self.hub.refused.refusals(rank)
+        return self.hub.agreement.refusals(rank)
 
     def last_words(self, rank: int) -> str:
-        return self.hub.words[rank]
+        return self.hub.departures.last_words(rank)
 
     def lost(self, peer: int) -> list[str]:
         """Lines that say what a rank did last."""
@@ -273,8 +273,7 @@ class ThreadsTransport:
             self.hub.abort(self._info.rank, self._seq, reason)
 
     def say_last_words(self, text: str) -> None:
-        words = self.hub.words
-        words[self._info.rank] = words[self._info.rank] or text
+        self.hub.departures.say_last_words(self._info.rank, text)
 
     def complete(self, patience: float) -> None:
         until = self.scheduler.now() + patience
@@ -295,7 +294,7 @@ class ThreadsTransport:
         """As a process that was killed: nobody is told but by its absence."""
         self._closed = True
         with self.hub.lock:
-            self.hub.leave(self._info.rank, _native.LEAVING_NO, dead=True, status=status)
+            self.hub.die(self._info.rank, status)
 
     # What errors say.
 
