@@ -28,7 +28,7 @@ def _ranks(size: int, check: int = _native.CHECK_ON) -> list[_native.LocalAgreem
 
 
 def _counts(rank: _native.LocalAgreement) -> list[int | None]:
-    return [seen.call and seen.call.description.count for seen in rank.testimonies()]
+    return [None if seen.call is None else seen.call.description.count for seen in rank.testimonies()]
 
 
 def test_ranks_that_agree() -> None:

@@ -132,14 +132,25 @@ std::optional<PostEntry::Content> Agreement::find_call(int rank) const noexcept 
   const int own = member_->rank(), peer = found_.difference.peer;
   if (rank != own && rank != peer) return std::nullopt;
   const Op op = found_.sends == (rank == own) ? Op::send : Op::recv;
+  return find_message(rank, op, rank == own ? peer : own, [&](const auto& other) { return other.seq == seq; });
+}
+
+template <class IsIt>
+std::optional<PostEntry::Content> Agreement::find_message(int rank, Op op, int peer, IsIt&& is_it) const noexcept {
   for (std::uint64_t slot = 0; slot < kPostDepth; ++slot) {
     const PostEntry& entry = member_->segment->post_entry(rank, LaneKind::messages, slot);
     const auto content = read_entry(entry, entry.number.load(std::memory_order_relaxed));
-    const bool is_it =
-        content && content->seq == seq && content->call.op == op && content->call.peer == (rank == own ? peer : own);
-    if (is_it) return content;
+    if (content && content->call.op == op && content->call.peer == peer && is_it(*content)) return content;
   }
   return std::nullopt;
+}
+
+std::uint64_t Agreement::find_fitting(int rank, Op op, int peer, const PostEntry::Content& message) const noexcept {
+  const auto fits = [&](const PostEntry::Content& other) {
+    return other.seq != message.seq && chain_on_message(0, other.call) == chain_on_message(0, message.call);
+  };
+  const auto found = find_message(rank, op, peer, fits);
+  return found ? found->seq : 0;
 }
 
 MadeCall Agreement::made_call(int rank, const std::optional<PostEntry::Content>& call) const {
@@ -185,9 +196,17 @@ Finding Agreement::finding() {
     // As of a message that does not fit its receive: the receiver is the finder.
     failure.kind = FailureKind::message;
     if (found_.sends) std::swap(failure.rank, failure.peer);
-    const MadeCall sent = made_call(failure.peer, seen_[static_cast<std::size_t>(failure.peer)].call);
-    failure.misfit.sent = sent.description;
-    copy_text(failure.misfit.where, sent.where);
+    const auto &sent = seen_[static_cast<std::size_t>(failure.peer)].call,
+               &received = seen_[static_cast<std::size_t>(failure.rank)].call;
+    const MadeCall made = made_call(failure.peer, sent);
+    Misfit& misfit = failure.misfit;
+    misfit.sent = made.description;
+    copy_text(misfit.where, made.where);
+    if (received) misfit.fitting_seq = find_fitting(failure.peer, Op::send, failure.rank, *received);
+    if (sent && misfit.fitting_seq == 0) {
+      misfit.fitting_seq = find_fitting(failure.rank, Op::recv, failure.peer, *sent);
+      misfit.is_sent_fitting = 1;
+    }
   }
   const MadeCall called = made_call(failure.rank, seen_[static_cast<std::size_t>(failure.rank)].call);
   failure.call = called.description;

@@ -101,6 +101,10 @@ class Agreement : public Tendable {
   // The call in question that a rank has posted.
   std::optional<PostEntry::Content> find_call(int rank) const noexcept;
   std::optional<PostEntry::Content> find_collective(int rank, std::uint64_t seq) const noexcept;
+  template <class IsIt>
+  std::optional<PostEntry::Content> find_message(int rank, Op op, int peer, IsIt&& is_it) const noexcept;
+  // The number of another message of a rank that fits `message`, of its peer; 0: there is none, or not any more.
+  std::uint64_t find_fitting(int rank, Op op, int peer, const PostEntry::Content& message) const noexcept;
 
   const std::shared_ptr<Member> member_;
   const std::function<void()> tell_;

@@ -240,7 +240,12 @@ void bind_failure(nb::module_& module) {
           },
           nb::kw_only(), "sent"_a, "where"_a)
       .def_ro("sent", &Misfit::sent)
-      .def_prop_ro("where", [](const Misfit& self) { return text_of(self.where); });
+      .def_prop_ro("where", [](const Misfit& self) { return text_of(self.where); })
+      .def_ro("fitting_seq", &Misfit::fitting_seq,
+              "Where messages come in another order: the number of another one that fits; 0: none is known.")
+      .def_prop_ro(
+          "is_sent_fitting", [](const Misfit& self) { return self.is_sent_fitting != 0; },
+          "Whether what was sent fits that receive; else what is received fits that message.");
 
   nb::class_<Splits>(module, "Splits", "Two ranks of which one sends what the other does not expect.")
       .def(

@@ -104,6 +104,10 @@ inline constexpr std::uint32_t kTagsKept = 24;
 struct Misfit {
   Description sent;
   char where[kWhereBytes];
+  // Where messages come in another order: the number of another message of one side that fits this one of the other
+  // side; 0: none is known.
+  std::uint64_t fitting_seq = 0;
+  std::uint32_t is_sent_fitting = 0;  // 1: what was sent fits that receive; 0: what is received fits that message
 };
 
 // Two ranks of which one sends, in a call that exchanges sizes, what the other does not expect.

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -23,6 +23,7 @@ from phalanx.debug.absence import MOST_RECORDS, Asker, describe_absent, last_cal
 from phalanx.debug.finite import describe_not_finite
 from phalanx.debug.makings import Makings
 from phalanx.debug.own_box import own_box
+from phalanx.debug.posted import recorded_calls
 from phalanx.errors import REPORT_NOTE, InvalidCall, PhalanxError
 from phalanx.log import logger
 from phalanx.printable import printable
@@ -30,6 +31,7 @@ from phalanx.transports import limits
 from phalanx.transports.hooks import Observer, observe
 from phalanx.transports.identities import NOBODY, Identity
 from phalanx.transports.levels import logs_creation
+from phalanx.transports.posting import PostedCalls
 from phalanx.transports.recording import remember_group
 from phalanx.transports.refusals import Refusal, awaited_refusals
 from phalanx.transports.reports import describe_awaited_refusals, describe_shapes
@@ -92,6 +94,10 @@ def _no_lines() -> list[str]:
     return []
 
 
+def _no_calls() -> Mapping[int, Mapping[int, _native.MadeCall]]:
+    return {}
+
+
 class _Seen:
     """A group that this process is in. It is not kept: one that nobody refers to any more leaves by itself."""
 
@@ -115,6 +121,8 @@ class _Watching(Observer):
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._tokens = itertools.count(1)
+        # Groups that only post.
+        self._posted: weakref.WeakSet[PostedCalls] = weakref.WeakSet()
         # The garbage collector may call `failed` in the middle of `failed`: no locks, and every step is atomic.
         self._told: dict[str, int] = {}
         self._numbers = itertools.count(1)
@@ -131,6 +139,7 @@ class _Watching(Observer):
 
     def _forget(self) -> None:
         self._seen = {}
+        self._posted = weakref.WeakSet()
         self._told = {}
         self._makings = Makings()
         self._numbers = itertools.count(1)
@@ -156,9 +165,12 @@ class _Watching(Observer):
             self.failed(error)
 
     @_harmless(_nothing)
-    def joined(self, transport: ShmTransport, info: GroupInfo, folder: str) -> None:
+    def joined(self, transport: ShmTransport | PostedCalls, info: GroupInfo, folder: str) -> None:
         try:
-            self._join(transport, info, folder)
+            if isinstance(transport, PostedCalls):
+                self._join_posted(transport, info, folder)
+            else:
+                self._join(transport, info, folder)
         finally:
             # Its deaths are watched from now on as those of a group.
             self._makings.end(own_box(), info)
@@ -186,7 +198,18 @@ class _Watching(Observer):
         if logs_creation():
             _log_creation(info, group, own.path)
 
-    def _number(self, transport: ShmTransport, info: GroupInfo) -> None:
+    def _join_posted(self, posted: PostedCalls, info: GroupInfo, folder: str) -> None:
+        own = own_box()
+        box = own.make(info, folder)
+        self._number(posted, info)
+        if box is not None:
+            posted.keep_records(box, remember_group(box, info, identity=posted.identity), own.path)
+            if not self._seen and not self._posted:
+                own.set_rank(info.job_ranks[info.rank], info.size)
+        self._posted.add(posted)
+        answers.start(self._tell_notes)
+
+    def _number(self, transport: ShmTransport | PostedCalls, info: GroupInfo) -> None:
         """Finds the ranks of a group in the job. The first group numbers the job, and so does torch's default group.
 
         Other groups have ranks of their own; their processes are known from the groups before. A process that was never
@@ -229,13 +252,15 @@ class _Watching(Observer):
             group.keep_records(own.box, known, own.path)
 
     @_harmless(_nothing)
-    def leaving(self, transport: ShmTransport) -> None:
+    def leaving(self, transport: ShmTransport | PostedCalls) -> None:
         self._tell_notes()
         self._keep_time_of(sys.exception())
         for token, seen in list(self._seen.items()):
             if seen.transport() is transport:
                 self._seen.pop(token, None)
-        if not self._seen:
+        if isinstance(transport, PostedCalls):
+            self._posted.discard(transport)
+        if not self._seen and not self._posted:
             answers.stop()
 
     def _keep_time_of(self, exception: BaseException | None) -> None:
@@ -306,6 +331,12 @@ class _Watching(Observer):
             lines: list[str] = group.lost(peer)
             return lines
         return self._say_once(group, lambda asker: last_calls(asker, peer))
+
+    @_harmless(_no_calls)
+    def recorded(
+        self, group: Any, info: GroupInfo, failure: _native.Failure
+    ) -> Mapping[int, Mapping[int, _native.MadeCall]]:
+        return recorded_calls(group, info, failure) if isinstance(group, PostedCalls) else {}
 
     def _say_once(self, group: _native.Group, describe: Callable[[Asker], list[str]]) -> list[str]:
         """A group fails once, and says the same at every further call."""
@@ -389,6 +420,10 @@ class _Watching(Observer):
             note = None if group is None else group.take_note()
             if note is not None:
                 logger.warning("%s", describe_shapes(seen.info, note))
+        for posted in list(self._posted):
+            note = posted.take_note()
+            if note is not None:
+                logger.warning("%s", describe_shapes(posted.info, note))
 
 
 _watching: list[_Watching] = []

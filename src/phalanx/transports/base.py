@@ -59,7 +59,23 @@ class Pending(Protocol):
         """A future that the caller completes when the call has ended. `wait` waits for the call."""
 
 
-class Transport(Protocol):
+class Ending(Protocol):
+    """What a process has to end before it ends itself: one rank's end of a group."""
+
+    def say_last_words(self, text: str) -> None:
+        """What peers are told of this rank when it has ended. The first words stay."""
+
+    def complete(self, patience: float) -> None:
+        """Before a rank leaves: waits for its calls in flight, to their end where all who take part have made them.
+
+        A peer that has not made its side gets `patience` seconds for it, counted from the last call that ended.
+        """
+
+    def close(self, exiting: bool = False) -> None:
+        """Leaves the group: peers that wait for a further call of this rank are told. Idempotent."""
+
+
+class Transport(Ending, Protocol):
     """One rank's connection to the other ranks of a group.
 
     Calls are carried out one after another, messages side by side. Calls of one rank may come from any thread.
@@ -88,18 +104,6 @@ class Transport(Protocol):
 
     def abort(self, reason: str) -> None:
         """Ends all waits of the group, on every rank, with Aborted. May be called from any thread."""
-
-    def say_last_words(self, text: str) -> None:
-        """What peers are told of this rank when it has ended. The first words stay."""
-
-    def complete(self, patience: float) -> None:
-        """Before a rank leaves: waits for its calls in flight, to their end where all who take part have made them.
-
-        A peer that has not made its side gets `patience` seconds for it, counted from the last call that ended.
-        """
-
-    def close(self, exiting: bool = False) -> None:
-        """Leaves the group: peers that wait for a further call of this rank are told. Idempotent."""
 
     @property
     def has_left(self) -> bool:

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 # Changes with the keys and with what is under them.
-PROTOCOL = 4
+PROTOCOL = 5
 _LONGEST_KEY = 64
 _LONGEST_TEXT = 65536
 _MOST_NUMBERS = 65536
@@ -104,6 +104,7 @@ class Hello(_Told):
     processes: str
     check: int
     folder: str
+    only_posts: bool = False  # it posts its calls, and another engine moves their bytes
 
     @classmethod
     def read(cls, value: bytes) -> Self:
@@ -116,6 +117,7 @@ class Hello(_Told):
             fields.text("processes"),
             fields.number("check", _native.CHECK_OFF, _native.CHECK_FULL),
             fields.text("folder"),
+            fields.flag("only_posts"),
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from phalanx import _native
 from phalanx.errors import PhalanxError
 from phalanx.transports.identities import Identity
 from phalanx.types import GroupInfo
@@ -68,6 +69,13 @@ class Observer:
     def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
         """Lines that say what a rank did last that is gone."""
         return []
+
+    def recorded(
+        self, group: Any, info: GroupInfo, failure: _native.Failure
+    ) -> Mapping[int, Mapping[int, _native.MadeCall]]:
+        """By rank and number: what is recorded of the collectives about which ranks disagree, after the last one that
+        is known to agree."""
+        return {}
 
     def failed(self, error: PhalanxError) -> None:
         """A group has failed on this rank; the error is about to be raised."""
