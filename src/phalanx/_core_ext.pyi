@@ -125,9 +125,9 @@ class Description:
     def agrees_with(self, other: Description) -> bool:
         """Whether the two are the same call, whatever the shape is."""
 
-    def carries_as(self, other: Description) -> bool:
+    def fits(self, receive: Description) -> bool:
         """
-        Of a message: whether it has the dtype and number of elements of the other one.
+        Of a message: whether it has the dtype and number of elements that are received.
         """
 
 class MadeCall:
@@ -569,12 +569,41 @@ class LocalAgreement:
     def fail(self, failure: Failure, now: float) -> None:
         """Another failure. A difference that this rank has found comes first."""
 
+    def expire(
+        self, call: Description, seq: int, where: str, missing: Sequence[int], other_tags: Sequence[int], now: float
+    ) -> None:
+        """
+        The time of a call of this rank is up, for which `missing` have not come.
+        """
+
+    def lose(self, peer: int, call: Description, seq: int, where: str, now: float) -> None:
+        """This rank waits in a call for a peer that has left, or died."""
+
     def failure(self) -> Failure | None: ...
     def testimonies(self) -> list[Testimony]: ...
     def take_note(self) -> ShapeNote | None: ...
     def set_completed(self, seq: int) -> None:
         """For reports: this rank's collectives up to this one have ended well."""
 
+    def leave(self, leaving: int) -> None:
+        """This rank makes no further call."""
+
+    def die(self, status: int) -> None:
+        """This rank ends as a process that is killed, with this status."""
+
+    def give_up(self) -> None:
+        """This rank was told that the group has failed."""
+
+    def has_left(self, rank: int) -> bool:
+        """Whether the rank has left, or died."""
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether the rank makes no further call."""
+
+    def say_last_words(self, text: str) -> None:
+        """The first words stay."""
+
+    def last_words(self, rank: int) -> str: ...
     def set_gone(self, rank: int) -> None:
         """The rank posts no further call: it has left, or died."""
 

@@ -250,3 +250,33 @@ def test_times(now: float) -> None:
     first, _ = _ranks(2)
     with pytest.raises(ValueError, match="expected a time"):
         first.advance(now)
+
+
+def test_a_rank_that_leaves_or_dies_while_others_wait() -> None:
+    ranks = _ranks(3)
+    assert not any(ranks[0].is_gone(rank) for rank in range(3))
+    ranks[1].say_last_words("ValueError: no")
+    ranks[1].say_last_words("and then")
+    ranks[1].leave(_native.LEAVING_EXITING)
+    ranks[2].die(9)
+    assert [ranks[0].has_left(rank) for rank in range(3)] == [False, True, True]
+    assert ranks[2].last_words(1) == "ValueError: no"
+    ranks[0].lose(2, _sum(4), 7, "line 1", 0.0)
+    # The first failure stays.
+    ranks[0].lose(1, _sum(4), 7, "line 1", 0.0)
+    failure = ranks[1].failure()
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.peer, failure.status) == (_native.FAILURE_LOST, 0, 2, 9)
+    assert (failure.call.op, failure.seq, failure.where) == ("all_reduce", 7, "line 1")
+    ranks[0].give_up()
+    assert ranks[1].is_gone(0)
+    assert not ranks[1].has_left(0)
+
+
+def test_the_time_of_a_call_is_up() -> None:
+    ranks = _ranks(3)
+    ranks[1].expire(_message("recv", peer=0, tag=5), 3, "line 1", [0, 2], [9, 7], 1.0)
+    failure = ranks[0].failure()
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.missing) == (_native.FAILURE_TIMEOUT, 1, [0, 2])
+    assert (failure.call.tag, failure.seq, failure.where, failure.other_tags) == (5, 3, "line 1", [7, 9])

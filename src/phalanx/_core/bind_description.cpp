@@ -124,9 +124,9 @@ void bind_call(nb::module_& module) {
           "flags"_a, "The same call, come another way.")
       .def("agrees_with", &agrees, "other"_a, "Whether the two are the same call, whatever the shape is.")
       .def(
-          "carries_as",
+          "fits",
           [](const Description& self, const Description& other) { return content_of(self) == content_of(other); },
-          "other"_a, "Of a message: whether it has the dtype and number of elements of the other one.");
+          "receive"_a, "Of a message: whether it has the dtype and number of elements that are received.");
 }
 
 void bind_witness(nb::module_& module) {

@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -64,6 +65,16 @@ class LocalAgreement {
   bool advance(double now) { return agreement_.advance(to_time(now)); }
   bool report_now(double now) { return agreement_.report_now(to_time(now)); }
   void fail(const Failure& failure, double now) { agreement_.fail(failure, to_time(now)); }
+  void expire(const Description& call, std::uint64_t seq, const std::string& where, const std::vector<int>& missing,
+              const std::vector<std::uint32_t>& other_tags, double now) {
+    for (const int rank : missing) check_rank(rank);
+    const std::set<std::uint32_t> tags(other_tags.begin(), other_tags.end());
+    fail(member_->timeout_of({call, seq, location_named(where)}, missing, tags), now);
+  }
+  void lose(int peer, const Description& call, std::uint64_t seq, const std::string& where, double now) {
+    check_rank(peer);
+    fail(member_->end_of(peer, {call, seq, location_named(where)}), now);
+  }
   std::optional<Failure> failure() const {
     if (!member_->lines.failed()) return std::nullopt;
     return member_->lines.failure();
@@ -74,6 +85,27 @@ class LocalAgreement {
   void set_gone(int rank) {
     check_rank(rank);
     member_->segment->control(rank).left.store(static_cast<std::uint32_t>(Leaving::closed), std::memory_order_seq_cst);
+  }
+  void leave(int leaving) noexcept { member_->lines.leave(static_cast<Leaving>(leaving)); }
+  // As a process that is killed: it has not left, and others see its status.
+  void die(int status) noexcept {
+    member_->segment->last_words(member_->rank()).exit_status.store(status + 1, std::memory_order_release);
+  }
+  void give_up() noexcept {
+    member_->lines.give_up(GaveUp::calls);
+    member_->lines.give_up(GaveUp::messages);
+  }
+  bool has_left(int rank) const {
+    check_rank(rank);
+    return member_->lines.leaving(rank) != Leaving::no || member_->lines.exit_status(rank) != kUnknownStatus;
+  }
+  bool is_gone(int rank) const {
+    return has_left(rank) || member_->segment->control(rank).gave_up.load(std::memory_order_acquire) != 0;
+  }
+  void say_last_words(const std::string& text) noexcept { member_->lines.say_last_words(text); }
+  std::string last_words(int rank) const {
+    check_rank(rank);
+    return member_->lines.last_words(rank);
   }
   std::uint64_t posted(int rank) const {
     check_rank(rank);
@@ -126,11 +158,22 @@ void bind_local_agreement(nb::module_& module) {
            "The same, but does not wait for ranks that have not posted the call.")
       .def("fail", &LocalAgreement::fail, "failure"_a, "now"_a,
            "Another failure. A difference that this rank has found comes first.")
+      .def("expire", &LocalAgreement::expire, "call"_a, "seq"_a, "where"_a, "missing"_a, "other_tags"_a, "now"_a,
+           "The time of a call of this rank is up, for which `missing` have not come.")
+      .def("lose", &LocalAgreement::lose, "peer"_a, "call"_a, "seq"_a, "where"_a, "now"_a,
+           "This rank waits in a call for a peer that has left, or died.")
       .def("failure", &LocalAgreement::failure)
       .def("testimonies", &LocalAgreement::testimonies)
       .def("take_note", &LocalAgreement::take_note)
       .def("set_completed", &LocalAgreement::set_completed, "seq"_a,
            "For reports: this rank's collectives up to this one have ended well.")
+      .def("leave", &LocalAgreement::leave, "leaving"_a, "This rank makes no further call.")
+      .def("die", &LocalAgreement::die, "status"_a, "This rank ends as a process that is killed, with this status.")
+      .def("give_up", &LocalAgreement::give_up, "This rank was told that the group has failed.")
+      .def("has_left", &LocalAgreement::has_left, "rank"_a, "Whether the rank has left, or died.")
+      .def("is_gone", &LocalAgreement::is_gone, "rank"_a, "Whether the rank makes no further call.")
+      .def("say_last_words", &LocalAgreement::say_last_words, "text"_a, "The first words stay.")
+      .def("last_words", &LocalAgreement::last_words, "rank"_a)
       .def("set_gone", &LocalAgreement::set_gone, "rank"_a, "The rank posts no further call: it has left, or died.")
       .def("posted", &LocalAgreement::posted, "rank"_a, "The number of the last collective that the rank has posted.")
       .def_prop_ro("seq", &LocalAgreement::seq)

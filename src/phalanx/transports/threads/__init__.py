@@ -5,9 +5,8 @@
     pending.py     a call under way, for the rank that made it
     hub.py         what the ranks of a group share, and how it ends
     meeting.py     how the ranks of a new group come together
-    agreement.py   the native engine that finds where calls differ, and keeps the first failure
+    agreement.py   the native engine that finds where calls differ, keeps the first failure, and knows who has left
     measuring.py   what it is told of tensors
-    departures.py  ranks that make no further call
     calls.py       collectives: they come, and their meaning is carried out once all ranks have come
     messages.py    sends and receives find each other
     refusals.py    tells ranks of calls that a peer refused

@@ -1,8 +1,8 @@
 """The native agreement of ranks that are threads.
 
 The engine is that of processes which post their calls (`_core/agreement.hpp`), over memory of this process. It finds
-where calls differ, and keeps the first failure of the group with what was known of each rank. The hub has the clock and
-knows which ranks are gone, so it says when a report waits no longer for ranks that have not come.
+where calls differ, keeps the first failure of the group with what was known of each rank, and knows which ranks have
+left. The scheduler has the clock, so the hub says when a report waits no longer for ranks that have not come.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Agreement:
         self._finder: _native.LocalAgreement | None = None
         # The first failure of the group.
         self.failure: _native.Failure | None = None
+        # Whether some rank makes no further call.
+        self.is_anybody_gone = False
 
     # Collectives.
 
@@ -75,9 +77,53 @@ class Agreement:
         finder.fail(failure, self._scheduler.now())
         self.failure = finder.failure()
 
+    def expire(self, late: InFlight, other_tags: list[int]) -> None:
+        """Its time is up. `other_tags` are those of messages that came instead of the one that is missing."""
+        mine = self._ranks[late.rank]
+        mine.expire(late.description, late.seq, late.where, late.missing(), other_tags, self._scheduler.now())
+        self.failure = mine.failure()
+
+    def lose(self, gone: Sequence[int], waiting: InFlight) -> None:
+        """It can't end because these ranks are gone."""
+        left = [peer for peer in gone if self.has_left(peer)] or gone
+        # Of several the one that has an exception to tell.
+        peer = next((peer for peer in left if self.last_words(peer)), left[0])
+        mine = self._ranks[waiting.rank]
+        mine.lose(peer, waiting.description, waiting.seq, waiting.where, self._scheduler.now())
+        self.failure = mine.failure()
+
     def testimonies(self) -> list[_native.Testimony]:
         """What was known of each rank when the group failed."""
         return self._ranks[0].testimonies()
+
+    # Ranks that make no further call.
+
+    def leave(self, rank: int, leaving: int) -> None:
+        self._ranks[rank].leave(leaving)
+        self.is_anybody_gone = True
+
+    def die(self, rank: int, status: int) -> None:
+        self._ranks[rank].die(status)
+        self.is_anybody_gone = True
+
+    def give_up(self, rank: int) -> None:
+        """The rank was told that the group is broken."""
+        self._ranks[rank].give_up()
+        self.is_anybody_gone = True
+
+    def has_left(self, rank: int) -> bool:
+        """Whether it left or died."""
+        return self._ranks[0].has_left(rank)
+
+    def is_gone(self, rank: int) -> bool:
+        return self._ranks[0].is_gone(rank)
+
+    def say_last_words(self, rank: int, text: str) -> None:
+        """The first words stay."""
+        self._ranks[rank].say_last_words(text)
+
+    def last_words(self, rank: int) -> str:
+        return self._ranks[0].last_words(rank)
 
     # Notes about calls that a rank refused.
 

@@ -14,7 +14,6 @@ from phalanx.transports.refusals import Refusal
 from phalanx.transports.reports import describe_shapes
 from phalanx.transports.threads.agreement import Agreement
 from phalanx.transports.threads.calls import Calls
-from phalanx.transports.threads.departures import Departures
 from phalanx.transports.threads.in_flight import CallInFlight, InFlight, MessageInFlight
 from phalanx.transports.threads.measuring import find_splits
 from phalanx.transports.threads.meeting import Meeting
@@ -46,7 +45,6 @@ class Hub:
         self.calls = Calls(info.size)
         self.messages = Messages(deliver)
         self.refused = RefusedCalls(info, self.agreement)
-        self.departures = Departures(info.size)
         # Of a timeout: lines that say where the ranks were that did not come.
         self.whereabouts: list[str] = []
 
@@ -167,7 +165,7 @@ class Hub:
     def _match(self, sent: MessageInFlight, receive: MessageInFlight) -> None:
         receive.source = sent.rank
         sent.met = receive.met = self.scheduler.now()
-        if sent.description.carries_as(receive.description):
+        if sent.description.fits(receive.description):
             self.messages.deliver(sent, receive)
             return
         self.messages.put_back(sent, receive)
@@ -187,7 +185,7 @@ class Hub:
 
     def refuse(self, rank: int, refusal: Refusal) -> None:
         """The rank's arguments were wrong. Ranks that wait for the call are told, unless the rank makes it soon."""
-        if self.failure is None and not self.departures.is_gone(rank):
+        if self.failure is None and not self.agreement.is_gone(rank):
             self.refused.add(rank, refusal)
             for one in self.pending():
                 self._watch_refusals(one)
@@ -211,12 +209,13 @@ class Hub:
 
     # Failures.
 
-    def fail(self, failure: _native.Failure, *, late: InFlight | None = None) -> None:
-        """Breaks the group for all: every call and message ends. `late` is the one whose time was up."""
+    def fail(self, failure: _native.Failure) -> None:
+        """Breaks the group for all: every call and message ends."""
         self.agreement.fail(failure)
-        self._end_all(late)
+        self._end_all()
 
     def _end_all(self, late: InFlight | None = None) -> None:
+        """The group is broken. `late` is the one whose time was up."""
         for one in self.pending():
             one.end(_FAILED if late in (None, one) else _WAS_BROKEN)
         self.calls.clear()
@@ -226,16 +225,8 @@ class Hub:
         """Its time is up. `whereabouts` are lines that say where the ranks are that did not come."""
         if self.failure is None:
             self.whereabouts = whereabouts
-        failure = _native.Failure(
-            kind=_native.FAILURE_TIMEOUT,
-            rank=late.rank,
-            call=late.description,
-            seq=late.seq,
-            where=late.where,
-            missing=late.missing(),
-            other_tags=self.messages.tags_instead_of(late) if isinstance(late, MessageInFlight) else [],
-        )
-        self.fail(failure, late=late)
+        self.agreement.expire(late, self.messages.tags_instead_of(late) if isinstance(late, MessageInFlight) else [])
+        self._end_all(late)
 
     def abort(self, rank: int, seq: int, reason: str) -> None:
         call = _native.Description("barrier")
@@ -245,16 +236,16 @@ class Hub:
 
     def leave(self, rank: int, leaving: int) -> None:
         """The rank leaves. What it has under way ends, and so does what needs it."""
-        if not self.departures.has_left(rank):
+        if not self.agreement.has_left(rank):
             # What is known of its call goes with it.
             self.report_difference()
-            self.departures.leave(rank, leaving)
+            self.agreement.leave(rank, leaving)
             self._end_calls_of(rank)
 
     def die(self, rank: int, status: int) -> None:
-        if not self.departures.has_left(rank):
+        if not self.agreement.has_left(rank):
             self.report_difference()
-            self.departures.die(rank, status)
+            self.agreement.die(rank, status)
             self._end_calls_of(rank)
 
     def _end_calls_of(self, rank: int) -> None:
@@ -265,21 +256,21 @@ class Hub:
 
     def give_up(self, rank: int) -> None:
         """The rank has been told that the group is broken: it makes no further call."""
-        self.departures.give_up(rank)
+        self.agreement.give_up(rank)
         self.check_gone()
 
     def check_gone(self) -> None:
         """Ends what can't be carried out because a rank is gone."""
-        if not self.departures.any:
+        if not self.agreement.is_anybody_gone:
             return
         self.report_difference()
         for one in sorted(self.pending(), key=lambda one: (one.rank, one.seq)):
-            gone = [rank for rank in one.missing() if self.departures.is_gone(rank)]
+            gone = [rank for rank in one.missing() if self.agreement.is_gone(rank)]
             if not one.ended and not one.can_end_without(gone):
                 self._end_without(gone, one)
 
     def _end_without(self, gone: Sequence[int], one: InFlight) -> None:
-        self.agreement.fail(self.departures.failure_of(gone, one.rank, one.seq, one.description, one.where))
+        self.agreement.lose(gone, one)
         self._remove(one)
         one.end(_FAILED)
         if isinstance(one, CallInFlight):

@@ -96,7 +96,7 @@ class ThreadsTransport:
         return self.hub.agreement.refusals(rank)
 
     def last_words(self, rank: int) -> str:
-        return self.hub.departures.last_words(rank)
+        return self.hub.agreement.last_words(rank)
 
     def lost(self, peer: int) -> list[str]:
         """Lines that say what a rank did last."""
@@ -273,7 +273,7 @@ class ThreadsTransport:
             self.hub.abort(self._info.rank, self._seq, reason)
 
     def say_last_words(self, text: str) -> None:
-        self.hub.departures.say_last_words(self._info.rank, text)
+        self.hub.agreement.say_last_words(self._info.rank, text)
 
     def complete(self, patience: float) -> None:
         until = self.scheduler.now() + patience
