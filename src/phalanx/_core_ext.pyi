@@ -125,6 +125,11 @@ class Description:
     def agrees_with(self, other: Description) -> bool:
         """Whether the two are the same call, whatever the shape is."""
 
+    def fits(self, receive: Description) -> bool:
+        """
+        Of a message: whether it has the dtype and number of elements that are received.
+        """
+
 class MadeCall:
     """A call that a rank has made."""
 
@@ -144,7 +149,7 @@ class Testimony:
     """What the finder of a mismatch saw of a rank."""
 
     def __init__(
-        self, *, call: MadeCall | None = ..., completed: MadeCall | None = ..., refused: str = ...
+        self, *, call: MadeCall | None = ..., completed: MadeCall | None = ..., refused: str = ..., posted: int = ...
     ) -> None: ...
     @property
     def call(self) -> MadeCall | None:
@@ -190,11 +195,28 @@ class Misfit:
     def sent(self) -> Description: ...
     @property
     def where(self) -> str: ...
+    @property
+    def fitting_seq(self) -> int:
+        """
+        Where messages come in another order: the number of another one that fits; 0: none is known.
+        """
+
+    @property
+    def is_sent_fitting(self) -> bool:
+        """
+        Whether what was sent fits that receive; else what is received fits that message.
+        """
 
 class Splits:
     """Two ranks of which one sends what the other does not expect."""
 
     def __init__(self, *, sender: int, receiver: int, bytes_sent: int, bytes_expected: int) -> None: ...
+    @staticmethod
+    def find(sent: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> Splits | None:
+        """
+        The first two ranks that do not fit, of the bytes that each rank sends to and expects from each.
+        """
+
     @property
     def sender(self) -> int: ...
     @property
@@ -223,6 +245,7 @@ class Failure:
         leaving: int = ...,
         status: int = ...,
         reason: str = ...,
+        agreed: int | None = ...,
     ) -> None: ...
     @property
     def kind(self) -> int: ...
@@ -279,6 +302,11 @@ class Failure:
     @property
     def reason(self) -> str:
         """Of an abort."""
+
+def hash_of_result(op: str, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]]) -> int:
+    """
+    Of what must be equal on all ranks when a call has ended, in tensors given by address and bytes; 0 for other ops.
+    """
 
 def affinity() -> list[int]:
     """CPUs that this process may run on."""
@@ -354,6 +382,10 @@ class Segment:
 
     @staticmethod
     def open(path: str, nonce: bytes, size: int) -> Segment: ...
+    @staticmethod
+    def create_private(size: int, tuning: Tuning) -> Segment:
+        """Of this process alone, for ranks that are threads."""
+
     @property
     def fd(self) -> int: ...
     @property
@@ -507,15 +539,117 @@ class BlackBox:
 class Agreement:
     """Calls that ranks post and compare, without ever waiting."""
 
-    def __init__(self, segment: Segment, rank: int, processes: Sequence[tuple[int, int, int]], token: int) -> None: ...
-    def post(self, call: Description) -> int:
+    def __init__(
+        self, segment: Segment, rank: int, processes: Sequence[tuple[int, int, int]], token: int, engine: int = ...
+    ) -> None: ...
+    def post(self, call: Description, result: int = ...) -> int:
         """The number of the call among this rank's."""
+
+    def end(self, call: Description, seq: int, well: bool) -> None:
+        """For reports and records: the call has ended."""
+
+    def compare(self) -> bool:
+        """
+        Compares with each rank that has posted the same call. Whether this rank has found a difference.
+        """
 
     def failure(self) -> Failure | None: ...
     def testimonies(self) -> list[Testimony]: ...
+    def take_note(self) -> ShapeNote | None: ...
     @property
     def seq(self) -> int: ...
-    def leave(self) -> None: ...
+    @property
+    def check(self) -> int: ...
+    @property
+    def forked(self) -> bool: ...
+    @property
+    def has_left(self) -> bool: ...
+    @property
+    def identity(self) -> str: ...
+    def keep_records(self, box: BlackBox, group: int, path: str) -> None: ...
+    def box_of(self, rank: int) -> str: ...
+    def say_last_words(self, text: str) -> None: ...
+    def last_words(self, rank: int) -> str: ...
+    def leave(self, exiting: bool = ...) -> None: ...
+
+class LocalAgreement:
+    """
+    Calls that ranks post and compare which are threads of one process. The world that runs them has the clock, and tells who is gone.
+    """
+
+    def __init__(self, segment: Segment, rank: int) -> None: ...
+    def post(self, call: Description, where: str = ..., result: int = ...) -> int:
+        """
+        The number of the call among this rank's; of a message, among those to or from its peer. `result` is a hash of what the call before gave, where results are compared.
+        """
+
+    def compare(self) -> bool:
+        """
+        Compares with each rank that has posted the same call. Whether this rank has found a difference.
+        """
+
+    @property
+    def has_found(self) -> bool: ...
+    def advance(self, now: float) -> bool:
+        """Reports what this rank has found. Whether the group has failed."""
+
+    def report_now(self, now: float) -> bool:
+        """The same, but does not wait for ranks that have not posted the call."""
+
+    def fail(self, failure: Failure, now: float) -> None:
+        """Another failure. A difference that this rank has found comes first."""
+
+    def expire(
+        self, call: Description, seq: int, where: str, missing: Sequence[int], other_tags: Sequence[int], now: float
+    ) -> None:
+        """
+        The time of a call of this rank is up, for which `missing` have not come.
+        """
+
+    def lose(self, peer: int, call: Description, seq: int, where: str, now: float) -> None:
+        """This rank waits in a call for a peer that has left, or died."""
+
+    def failure(self) -> Failure | None: ...
+    def testimonies(self) -> list[Testimony]: ...
+    def take_note(self) -> ShapeNote | None: ...
+    def set_completed(self, seq: int) -> None:
+        """For reports: this rank's collectives up to this one have ended well."""
+
+    def leave(self, leaving: int) -> None:
+        """This rank makes no further call."""
+
+    def die(self, status: int) -> None:
+        """This rank ends as a process that is killed, with this status."""
+
+    def give_up(self) -> None:
+        """This rank was told that the group has failed."""
+
+    def has_left(self, rank: int) -> bool:
+        """Whether the rank has left, or died."""
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether the rank makes no further call."""
+
+    def say_last_words(self, text: str) -> None:
+        """The first words stay."""
+
+    def last_words(self, rank: int) -> str: ...
+    def set_gone(self, rank: int) -> None:
+        """The rank posts no further call: it has left, or died."""
+
+    def posted(self, rank: int) -> int:
+        """The number of the last collective that the rank has posted."""
+
+    @property
+    def seq(self) -> int: ...
+    def refuse_call(self, text: str) -> None: ...
+    def refuse_message(self, sends: bool, peer: int, tag: int, text: str) -> None: ...
+    def close_note(self, call: Description) -> None:
+        """
+        Before a call is handed over, which may be long before it is posted: the rank has not refused it after all.
+        """
+
+    def refusals(self, rank: int) -> list[str]: ...
 
 FINISHED: int = ...
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from ranks import Here
 
 from phalanx import _native
+from phalanx.group import endings
 from phalanx.transports import keeper, posting
 from phalanx.types import GroupInfo
 
@@ -24,15 +25,15 @@ class Engine:
 
     def __init__(self, store: dist.Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
-        self._calls: queue.SimpleQueue[tuple[str, threading.Event] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[str, threading.Event, Callable[[], None]] | None] = queue.SimpleQueue()
         self._aborted = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def enqueue(self, call: str) -> Callable[[], None]:
-        """Returns at once; what it returns waits until the call has completed."""
+    def enqueue(self, call: str, on_end: Callable[[], None]) -> Callable[[], None]:
+        """Returns at once; what it returns waits until the call has completed. `on_end` is called just before."""
         completed = threading.Event()
-        self._calls.put((call, completed))
+        self._calls.put((call, completed, on_end))
 
         def wait() -> None:
             while not completed.wait(0.01):
@@ -52,11 +53,12 @@ class Engine:
     def _run(self) -> None:
         number = 0
         while (taken := self._calls.get()) is not None:
-            call, completed = taken
+            call, completed, on_end = taken
             number += 1
             self._store.set(f"{number}/{self._rank}", call)
             if not self._is_met(number, call):
                 return
+            on_end()
             completed.set()
 
     def _is_met(self, number: int, call: str) -> bool:
@@ -76,7 +78,8 @@ class Watched:
         self.told = threading.Event()
         keeper.begin()
         info = GroupInfo(name, here.rank, here.size)
-        self.posted = posting.join(here.store(name), info, 30, self._on_failure)
+        self.posted = posting.join(here.store(name), info, 30, self._on_failure, engine="gloo")
+        endings.enter(self.posted)
 
     def _on_failure(self) -> None:
         self.engine.abort()
@@ -85,7 +88,8 @@ class Watched:
     def call(self, description: _native.Description) -> Callable[[], None]:
         """Returns at once; what it returns waits until the call has completed, or raises why it can't."""
         seq = self.posted.post(description)
-        wait_for_engine = self.engine.enqueue(f"{seq} {description.op} {description.count}")
+        told = f"{seq} {description.op} {description.count}"
+        wait_for_engine = self.engine.enqueue(told, lambda: self.posted.end(description, seq))
 
         def wait() -> None:
             try:
@@ -96,6 +100,5 @@ class Watched:
         return wait
 
     def close(self) -> None:
-        self.posted.close()
+        endings.leave(self.posted)
         self.engine.close()
-        keeper.stop()

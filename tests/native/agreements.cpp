@@ -4,6 +4,7 @@
 // the progress thread is in a process.
 #include <algorithm>
 #include <memory>
+#include <thread>
 
 #include "agreement.hpp"
 #include "harness.hpp"
@@ -39,7 +40,8 @@ struct Posters {
     segment = make_segment(size, tuning);
     for (int rank = 0; rank < size; ++rank) {
       auto member = std::make_shared<Member>(segment, rank);
-      ranks.push_back(std::make_shared<Agreement>(member, [this] { num_told.fetch_add(1); }));
+      ranks.push_back(
+          std::make_shared<Agreement>(member, [this] { num_told.fetch_add(1); }, [] { progress().wake(true); }));
       progress().add(ranks.back());
     }
     progress().wake(false);
@@ -114,8 +116,6 @@ Complaints far_behind(int size, Random& random) {
   const Failure failure = posters[0].member().lines.failure();
   Complaints complaints;
   expect(complaints, failure.agreed < odd_seq && odd_seq <= failure.seq, "the call to be where they say");
-  // The rank that finds it is the last. It finds it at the next call that is in some ring of its peers.
-  expect(complaints, failure.rank == size - 1, "the last rank to find it");
   expect(complaints, posters.testimony(0).posted == num, "how far the first rank had come");
   return complaints;
 }
@@ -134,11 +134,11 @@ Complaints all_at_once(int size, Random& random) {
   on_ranks(all_ranks(size), [&](int rank, Complaints&) {
     for (std::size_t round = 0; round < kRounds; ++round) {
       CallPosts posts(segments[round], rank);
-      auto posting = std::make_unique<Posting<kPostDepthBits, kPostLevels, kMaxRanks>>(rank, size);
+      auto posting = std::make_unique<CallPosts::Poster>(rank, size);
       const bool is_odd = static_cast<std::uint64_t>(rank) == (odd + round) % static_cast<std::uint64_t>(size);
       num_ready[round].fetch_add(1, std::memory_order_relaxed);
       wait_until(num_ready[round], size);
-      posting->post(posts, is_odd ? 1 : 2);
+      posting->post(posts, posted_word(is_odd ? 1 << 16 : 2 << 16, 0));
       found[static_cast<std::size_t>(rank)][round] = posting->difference() ? 1 : 0;
     }
   });
@@ -153,7 +153,8 @@ Complaints all_at_once(int size, Random& random) {
 Complaints within_the_ring(int size, Random& random) {
   Posters posters(size);
   const std::uint64_t before = random.below(1000), ahead = random.below(kPostDepth - 2);
-  const int odd = random_rank(random, size);
+  // Others that differ would find it before the last one comes.
+  const int odd = size > 2 ? size - 1 : random_rank(random, size);
   const auto post = [&](int rank, std::uint64_t seq) {
     posters[rank].post(sum_of(rank == odd && seq == before + 1 ? 99 : 1), &place_of(rank));
   };
@@ -176,6 +177,77 @@ Complaints within_the_ring(int size, Random& random) {
            "what all had called");
     expect(complaints, call.where == place_of(rank).text, "where all had called");
   }
+  return complaints;
+}
+
+// Each rank compares with its peers all the time while it posts: nobody is accused, and a difference is found.
+Complaints compared_meanwhile(int size, Random& random) {
+  Complaints complaints;
+  for (const bool differs : {false, true}) {
+    Posters posters(size);
+    const std::uint64_t num = 3000, odd_seq = differs ? 1 + random.below(num) : 0;
+    std::atomic<int> num_posting{size};
+    // The threads behind the ranks compare.
+    on_ranks(all_ranks(2 * size), [&](int number, Complaints&) {
+      Agreement& rank = posters[number % size];
+      if (number < size) {
+        for (std::uint64_t seq = 1; seq <= num; ++seq) {
+          rank.post(sum_of(number == 0 && seq == odd_seq ? 99 : 1), &place_of(number));
+        }
+        num_posting.fetch_sub(1);
+      } else {
+        while (num_posting.load() > 0 && !rank.compare()) std::this_thread::yield();
+      }
+    });
+    if (differs) {
+      posters.wait_until_told();
+      const Failure failure = posters[0].member().lines.failure();
+      expect(complaints, failure.agreed < odd_seq && odd_seq <= failure.seq, "the call to be where they say");
+    }
+    for (const auto& rank : posters.ranks) {
+      expect(complaints, differs || !rank->has_found(), "no difference to be found");
+    }
+  }
+  return complaints;
+}
+
+// Nothing moves any more: two ranks differ, and the others do not come.
+Complaints others_absent(int size, Random& random) {
+  Posters posters(size);
+  const std::uint64_t before = random.below(100), ahead = random.below(1000);
+  for (int rank = 0; rank < 2; ++rank) {
+    for (std::uint64_t seq = 1; seq <= before; ++seq) posters[rank].post(sum_of(1), &place_of(rank));
+  }
+  // The rank behind stops at the call that differs.
+  for (std::uint64_t i = 0; i <= ahead; ++i) posters[0].post(sum_of(1), &place_of(0));
+  posters[1].post(sum_of(2), &place_of(1));
+  posters.wait_until_told();
+  Complaints complaints;
+  const Failure failure = posters[0].member().lines.failure();
+  expect_failure(complaints, failure, FailureKind::mismatch, before + 1);
+  expect(complaints, failure.agreed == before || before + ahead > kPostDepth, "the calls before to agree");
+  expect(complaints, posters.testimony(0).posted == before + 1 + ahead, "how far the first rank had come");
+  expect(complaints, posters.testimony(1).call.description.count == 2, "what the rank behind had called");
+  for (int rank = 2; rank < size; ++rank) {
+    expect(complaints, posters.testimony(rank).posted == 0, "that the others had not come");
+  }
+  return complaints;
+}
+
+// The only rank that has found the difference does not report: as one that dies.
+Complaints finder_dies(int size, Random& random) {
+  Posters posters(size);
+  const int dies = random_rank(random, size);
+  progress().remove(posters.ranks[static_cast<std::size_t>(dies)]);
+  for (int rank = 0; rank < size; ++rank) {
+    if (rank != dies) posters[rank].post(sum_of(1), &place_of(rank));
+  }
+  posters[dies].post(sum_of(2), &place_of(dies));
+  wait_until(posters.num_told, size - 1);
+  Complaints complaints;
+  expect(complaints, posters[dies].has_found(), "the last rank to find it");
+  const Failure failure = posters[0].member().lines.failure();
+  expect(complaints, failure.rank != dies && failure.peer == dies, "another rank to report it");
   return complaints;
 }
 
@@ -225,7 +297,9 @@ Complaints message_in_turns(Random&) {
   posters[0].post_message(message(Op::send, 1, 4, 8), &place_of(0));
   posters.wait_until_told();
   Complaints complaints;
-  expect_failure(complaints, posters[0].member().lines.failure(), FailureKind::mismatch, 2);
+  const Failure failure = posters[0].member().lines.failure();
+  expect_failure(complaints, failure, FailureKind::message, 2);
+  expect(complaints, failure.rank == 1 && failure.call.count == 5 && failure.misfit.sent.count == 8, "both sides");
   for (int rank = 0; rank < 2; ++rank) {
     const Description& call = posters.testimony(rank).call.description;
     expect(complaints, call.tag == 4 && call.count == (rank == 0 ? 8 : 5) && call.peer == 1 - rank, "both messages");
@@ -260,6 +334,9 @@ void run_agreement_cases(Tally& tally, std::uint64_t seed) {
     run("posts, far behind", 3, far_behind);
     run("posts, all at once", 7, all_at_once);
     run("posts, within the ring", 4, within_the_ring);
+    run("posts, compared meanwhile", 8, compared_meanwhile);
+    run("posts, others absent", 9, others_absent);
+    run("posts, the finder dies", 10, finder_dies);
     run("posts, messages", 5, [](int num, Random& random) { return messages(num, random, false); });
     run("posts, another message", 6, [](int num, Random& random) { return messages(num, random, true); });
   }

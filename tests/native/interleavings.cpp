@@ -1,11 +1,13 @@
-// Runs the agreement of ranks that never wait (posting.hpp, claim.hpp) through all orders of their steps.
+// Runs the agreement of ranks that never wait (posting.hpp, comparing.hpp, claim.hpp) through all orders of their
+// steps.
 //
 //   interleavings all|some [fault]
 //
-// A world is a few ranks that make a few calls. Its state is all that the ranks share and remember. From every state
-// every step is taken that some rank could take next, and every state is visited once: so all orders are covered,
-// although nobody lists them. Stores that are not sequentially consistent wait in a queue, as in the store buffer of a
-// CPU, and become visible at any later time, in their order.
+// A world is a few ranks that make a few calls. A rank has two threads: one posts, the other tends it, which is to
+// compare when something has changed, and to report. The state of a world is all that the ranks share and remember.
+// From every state every step is taken that some thread could take next, and every state is visited once: so all orders
+// are covered, although nobody lists them. Stores that are not sequentially consistent wait in a queue, as in the store
+// buffer of a CPU, and become visible at any later time, in their order.
 //
 // With a fault the same search has to find what it breaks; it then prints the steps that lead there.
 #include <algorithm>
@@ -19,13 +21,14 @@
 #include <vector>
 
 #include "claim.hpp"
+#include "comparing.hpp"
 #include "posting.hpp"
 
 namespace {
 
 using namespace phalanx;
 
-constexpr int kMostRanks = 3, kMostStores = 6;
+constexpr int kMostRanks = 3, kMostStores = 8;
 
 enum class Fault {
   none,
@@ -35,6 +38,10 @@ enum class Fault {
   one_ring,          // no words of calls that are further back than a ring is deep
   claim_by_store,    // a report is claimed by a plain store
   publish_by_store,  // a report is published by a plain store
+  no_rest,           // nobody compares at rest
+  one_rest,          // a rank compares at rest once, whatever comes later
+  short_memory,      // a rank keeps its own words no longer than its peers can read them
+  no_own_look,       // a rank trusts a word of its own although it may have been replaced
 };
 
 struct Setting {
@@ -43,12 +50,14 @@ struct Setting {
   int calls_of_last;        // the last rank makes fewer
   int odd_rank;             // makes another call than its peers ...
   int odd_call;             // ... with this number; 0: all agree
-  bool may_die = false;     // one rank may die while it reports
+  bool may_die = false;     // one rank may die while it reports; where ranks compare at rest, at any time
   std::uint64_t start = 0;  // calls that were made before
+  bool rests = false;       // ranks compare when something has changed
+  int must_keep = 0;        // so many of its own words a rank has to keep
   Fault fault = Fault::none;
 };
 
-template <int kDepthBits, int kLevels>
+template <int kDepthBits, int kLevels, int kKeptBits>
 class Search {
  public:
   explicit Search(const Setting& setting) : setting_(setting) {}
@@ -59,30 +68,39 @@ class Search {
   std::vector<std::string> path() const { return path_; }
 
  private:
-  using Poster = Posting<kDepthBits, kLevels, kMostRanks>;
+  using Poster = Posting<kDepthBits, kLevels, kKeptBits, kMostRanks>;
+  using Comparer = Comparing<kDepthBits, kLevels, kKeptBits, kMostRanks>;
   using Words = typename Poster::Words;
+  using KeptWords = typename Poster::KeptWords;
   static constexpr int kDepth = static_cast<int>(Words::kDepth);
+  static constexpr int kKeptDepth = static_cast<int>(KeptWords::kDepth);
 
   // What a store is to change once it becomes visible.
   struct Store {
     std::int8_t level;  // -1: the number
     std::int8_t slot;
+    std::int8_t is_kept;  // in the rank's own memory
     std::uint64_t value;
   };
 
   struct Rank {
     Poster poster{0, 0};
+    Comparer comparer{0, 0};
     Claim claim;
-    enum Phase : std::uint8_t { posting, looking, claiming, reporting, ended } phase;
+    std::uint8_t posts;  // 1: its thread has not come to its end
+    enum Phase : std::uint8_t { resting, comparing, looking, claiming, reporting, ended } phase;
     std::uint8_t num_calls;  // begun
+    std::uint8_t num_rests;  // comparisons at rest, of which 1 counts
     std::uint8_t is_dead;
     std::uint8_t num_stores;
     Store stores[kMostStores];
+    std::uint64_t looked_at[kMostRanks];  // the numbers when it last began to compare at rest
   };
 
   struct State {
     std::uint64_t posted[kMostRanks];
     std::uint64_t words[kMostRanks][kLevels][kDepth];
+    std::uint64_t kept[kMostRanks][kLevels][kKeptDepth];
     std::uint32_t report_state;
     std::uint32_t num_published;
     std::uint32_t times;       // how often so much time has passed that a report may be taken over
@@ -99,15 +117,21 @@ class Search {
     Rank& mine() { return state.ranks[rank]; }
     std::uint64_t posted(int peer) const { return state.posted[peer]; }
     std::uint64_t posted_again(int peer) const {
+      if (setting.fault == Fault::no_own_look && peer == rank) return 0;
       // Such an old number that every word counts as the right one.
       return setting.fault == Fault::no_second_look ? 0 : state.posted[peer];
     }
     std::uint64_t word(int peer, int level, std::uint64_t slot) const { return state.words[peer][level][slot]; }
     void set_word(int level, std::uint64_t slot, std::uint64_t value) {
-      enqueue({static_cast<std::int8_t>(level), static_cast<std::int8_t>(slot), value});
+      enqueue({static_cast<std::int8_t>(level), static_cast<std::int8_t>(slot), 0, value});
     }
+    void keep_word(int level, std::uint64_t slot, std::uint64_t value) {
+      // Where nobody reads it there are fewer states without it.
+      if (setting.rests) enqueue({static_cast<std::int8_t>(level), static_cast<std::int8_t>(slot), 1, value});
+    }
+    std::uint64_t kept_word(int level, std::uint64_t slot) const { return state.kept[rank][level][slot]; }
     void set_posted(std::uint64_t seq) {
-      if (setting.fault == Fault::weak_number) return enqueue({-1, 0, seq});
+      if (setting.fault == Fault::weak_number) return enqueue({-1, 0, 0, seq});
       state.posted[rank] = seq;
     }
     void enqueue(Store store) { mine().stores[mine().num_stores++] = store; }
@@ -123,15 +147,19 @@ class Search {
   };
 
   // Steps are numbered: kKinds per rank.
-  enum Kind { act, flush, die, pass_time, kKinds };
+  enum Kind { post, tend, flush, die, pass_time, kKinds };
   struct Visit {
     State state;
     int next = 0;
     int came_by = -1;
+    bool goes_on = false;
   };
 
   bool take(State& state, int step);
-  void act_of(State& state, int rank);
+  void post_of(State& state, int rank);
+  void tend_of(State& state, int rank);
+  bool has_changed(const State& state, int rank) const;
+  bool can_compare(const State& state, int rank, int peer) const;
   std::uint64_t word_of(int rank, std::uint64_t seq) const;
   std::string wrong_with(const State& state) const;
   std::string wrong_at_the_end(const State& state) const;
@@ -162,8 +190,8 @@ std::uint64_t hash_of(const void* data, std::size_t bytes, std::uint64_t seed) {
 }
 
 // States are told apart by a hash. A second one shows whether two states have the same.
-template <int kDepthBits, int kLevels>
-bool Search<kDepthBits, kLevels>::insert(const State& state) {
+template <int kDepthBits, int kLevels, int kKeptBits>
+bool Search<kDepthBits, kLevels, kKeptBits>::insert(const State& state) {
   const std::uint64_t one = hash_of(&state, sizeof(state), 1), other = hash_of(&state, sizeof(state), 77);
   const auto [place, is_new] = visited_.emplace(one, other);
   if (!is_new && place->second != other) std::abort();  // two states with one hash
@@ -171,31 +199,54 @@ bool Search<kDepthBits, kLevels>::insert(const State& state) {
 }
 
 // A running hash, with the two ranks' histories apart from the odd call on.
-template <int kDepthBits, int kLevels>
-std::uint64_t Search<kDepthBits, kLevels>::word_of(int rank, std::uint64_t seq) const {
+template <int kDepthBits, int kLevels, int kKeptBits>
+std::uint64_t Search<kDepthBits, kLevels, kKeptBits>::word_of(int rank, std::uint64_t seq) const {
   const bool is_odd = setting_.odd_call > 0 && rank == setting_.odd_rank && seq >= odd_seq();
-  return seq * 2 + (is_odd ? 1 : 0);
+  return posted_word((seq * 2 + (is_odd ? 1 : 0)) << 16, 0);
 }
 
-template <int kDepthBits, int kLevels>
-void Search<kDepthBits, kLevels>::act_of(State& state, int rank) {
+template <int kDepthBits, int kLevels, int kKeptBits>
+void Search<kDepthBits, kLevels, kKeptBits>::post_of(State& state, int rank) {
+  Rank& mine = state.ranks[rank];
+  View view{state, setting_, rank};
+  if (!mine.poster.step(view)) return;
+  if (mine.poster.difference() || mine.num_calls == calls_of(rank) || view.report_state().is_published()) {
+    mine.posts = 0;
+  } else {
+    ++mine.num_calls;
+    mine.poster.begin(word_of(rank, mine.poster.seq() + 1));
+  }
+}
+
+// Whether a number has changed since the rank last began to compare at rest.
+template <int kDepthBits, int kLevels, int kKeptBits>
+bool Search<kDepthBits, kLevels, kKeptBits>::has_changed(const State& state, int rank) const {
+  const Rank& mine = state.ranks[rank];
+  if (setting_.fault == Fault::one_rest && mine.num_rests > 0) return false;
+  return !std::equal(mine.looked_at, mine.looked_at + setting_.ranks, state.posted);
+}
+
+template <int kDepthBits, int kLevels, int kKeptBits>
+void Search<kDepthBits, kLevels, kKeptBits>::tend_of(State& state, int rank) {
   Rank& mine = state.ranks[rank];
   View view{state, setting_, rank};
   switch (mine.phase) {
-    case Rank::posting: {
-      if (mine.poster.step(view)) {
-        if (mine.poster.difference()) {
-          mine.claim.begin(view, now(state), false);
-          mine.phase = Rank::looking;
-        } else if (mine.num_calls == calls_of(rank) || view.report_state().is_published()) {
-          mine.phase = Rank::ended;
-        } else {
-          ++mine.num_calls;
-          mine.poster.begin(word_of(rank, mine.poster.seq() + 1));
-        }
+    case Rank::resting:
+      if (view.report_state().is_published()) {
+        mine.phase = Rank::ended;
+      } else if ((mine.posts == 0 && mine.poster.difference()) || mine.comparer.difference()) {
+        mine.claim.begin(view, now(state), false);
+        mine.phase = Rank::looking;
+      } else if (setting_.rests && setting_.fault != Fault::no_rest && has_changed(state, rank)) {
+        std::copy(state.posted, state.posted + setting_.ranks, mine.looked_at);
+        mine.num_rests = 1;
+        mine.comparer.begin();
+        mine.phase = Rank::comparing;
       }
       return;
-    }
+    case Rank::comparing:
+      if (mine.comparer.step(view)) mine.phase = Rank::resting;
+      return;
     case Rank::looking: {
       const Claim::Next next = mine.claim.look(view, now(state));
       if (next != Claim::Next::wait) mine.phase = next == Claim::Next::claim ? Rank::claiming : Rank::ended;
@@ -222,34 +273,53 @@ void Search<kDepthBits, kLevels>::act_of(State& state, int rank) {
   }
 }
 
-template <int kDepthBits, int kLevels>
-void Search<kDepthBits, kLevels>::note_distances(State& state) const {
+// Whether words are left with which the rank can compare the call that differs, or one after it.
+template <int kDepthBits, int kLevels, int kKeptBits>
+bool Search<kDepthBits, kLevels, kKeptBits>::can_compare(const State& state, int rank, int peer) const {
+  const std::uint64_t both = std::min(state.posted[rank], state.posted[peer]);
+  for (int level = 0; level < kLevels; ++level) {
+    const std::uint64_t at = both / Words::stride(level) * Words::stride(level);
+    if (at < odd_seq()) return false;
+    const bool keeps = KeptWords::keeps(level, at, state.posted[rank]) ||
+                       state.posted[rank] + 1 < at + static_cast<std::uint64_t>(setting_.must_keep);
+    if (keeps && Words::keeps(level, at, state.posted[peer])) return true;
+  }
+  return false;
+}
+
+template <int kDepthBits, int kLevels, int kKeptBits>
+void Search<kDepthBits, kLevels, kKeptBits>::note_distances(State& state) const {
   for (int ahead = 0; ahead < setting_.ranks; ++ahead) {
     for (int behind = 0; behind < setting_.ranks; ++behind) {
       const Rank& rank = state.ranks[behind];
       // To name the first call that differs, a rank compares the call before it, too.
       const std::uint64_t before = rank.poster.seq() - 1;
-      if (rank.phase == Rank::posting && !Words::keeps(0, before, state.posted[ahead])) state.was_beyond = 1;
+      if (rank.posts != 0 && !Words::keeps(0, before, state.posted[ahead])) state.was_beyond = 1;
     }
   }
 }
 
 // False: the step is not possible here.
-template <int kDepthBits, int kLevels>
-bool Search<kDepthBits, kLevels>::take(State& state, int step) {
+template <int kDepthBits, int kLevels, int kKeptBits>
+bool Search<kDepthBits, kLevels, kKeptBits>::take(State& state, int step) {
   const int rank = step / kKinds;
   Rank& mine = state.ranks[rank];
   switch (static_cast<Kind>(step % kKinds)) {
-    case act: {
-      if (mine.is_dead != 0 || mine.phase == Rank::ended) return false;
+    case post: {
+      if (mine.is_dead != 0 || mine.posts == 0) return false;
       // A sequentially consistent store waits until those before it are visible; queues have room for a call.
       const bool must_flush =
-          setting_.fault == Fault::weak_number ? mine.num_stores + 2 >= kMostStores : mine.poster.is_about_to_publish();
+          setting_.fault == Fault::weak_number ? mine.num_stores + 4 >= kMostStores : mine.poster.is_about_to_publish();
       if (must_flush && mine.num_stores > 0 && setting_.fault != Fault::number_first) return false;
-      if (mine.num_stores == kMostStores) return false;
-      const State before = state;
-      act_of(state, rank);
+      if (mine.num_stores + 2 > kMostStores) return false;
+      post_of(state, rank);
       note_distances(state);
+      return true;
+    }
+    case tend: {
+      if (mine.is_dead != 0 || mine.phase == Rank::ended) return false;
+      const State before = state;
+      tend_of(state, rank);
       return std::memcmp(&before, &state, sizeof(state)) != 0;
     }
     case flush: {
@@ -260,17 +330,25 @@ bool Search<kDepthBits, kLevels>::take(State& state, int step) {
       if (store.level < 0) {
         state.posted[rank] = store.value;
       } else {
-        state.words[rank][store.level][store.slot] = store.value;
+        (store.is_kept != 0 ? state.kept[rank][store.level][store.slot] : state.words[rank][store.level][store.slot]) =
+            store.value;
       }
       return true;
     }
     case die:
-      if (!setting_.may_die || mine.is_dead != 0 || mine.phase == Rank::posting || mine.phase == Rank::ended)
-        return false;
+      if (!setting_.may_die || mine.is_dead != 0 || mine.phase == Rank::ended) return false;
+      if (!setting_.rests && mine.phase < Rank::looking) return false;
       for (int peer = 0; peer < setting_.ranks; ++peer) {
         if (state.ranks[peer].is_dead != 0) return false;
       }
       mine.is_dead = 1;
+      if (setting_.rests) {
+        // Nothing is left of what it knew.
+        mine.posts = 0;
+        mine.phase = Rank::resting;
+        mine.poster = Poster(rank, setting_.ranks);
+        mine.comparer = Comparer(rank, setting_.ranks);
+      }
       return true;
     case pass_time:
       if (rank != 0 || state.times >= 2) return false;
@@ -284,21 +362,22 @@ bool Search<kDepthBits, kLevels>::take(State& state, int step) {
   return false;
 }
 
-template <int kDepthBits, int kLevels>
-std::string Search<kDepthBits, kLevels>::wrong_with(const State& state) const {
+template <int kDepthBits, int kLevels, int kKeptBits>
+std::string Search<kDepthBits, kLevels, kKeptBits>::wrong_with(const State& state) const {
   if (state.num_published > 1) return "two ranks reported";
   for (int rank = 0; rank < setting_.ranks; ++rank) {
-    const Difference& found = state.ranks[rank].poster.difference();
-    if (!found) continue;
-    if (setting_.odd_call == 0) return "a difference was found where there is none";
-    if (rank != setting_.odd_rank && found.peer != setting_.odd_rank) return "a rank was accused that agrees";
-    if (found.agreed >= odd_seq() || found.seq < odd_seq()) return "the call that differs is not where it was found";
+    for (const Difference& found : {state.ranks[rank].poster.difference(), state.ranks[rank].comparer.difference()}) {
+      if (!found) continue;
+      if (setting_.odd_call == 0) return "a difference was found where there is none";
+      if (rank != setting_.odd_rank && found.peer != setting_.odd_rank) return "a rank was accused that agrees";
+      if (found.agreed >= odd_seq() || found.seq < odd_seq()) return "the call that differs is not where it was found";
+    }
   }
   return {};
 }
 
-template <int kDepthBits, int kLevels>
-std::string Search<kDepthBits, kLevels>::wrong_at_the_end(const State& state) const {
+template <int kDepthBits, int kLevels, int kKeptBits>
+std::string Search<kDepthBits, kLevels, kKeptBits>::wrong_at_the_end(const State& state) const {
   bool found = false, all_posted = true, any_dead = false;
   for (int rank = 0; rank < setting_.ranks; ++rank) {
     const Rank& one = state.ranks[rank];
@@ -310,19 +389,30 @@ std::string Search<kDepthBits, kLevels>::wrong_at_the_end(const State& state) co
     all_posted = all_posted && state.posted[rank] == setting_.start + static_cast<std::uint64_t>(calls_of(rank));
     any_dead = any_dead || one.is_dead != 0;
   }
-  if (setting_.odd_call > 0 && all_posted && !found) return "nobody found the difference";
+  if (setting_.odd_call > 0 && all_posted && !found && !setting_.rests) return "nobody found the difference";
+  found = found || std::any_of(state.ranks, state.ranks + setting_.ranks,
+                               [](const Rank& one) { return bool(one.comparer.difference()); });
   if (found && state.num_published != 1 && !any_dead) return "the difference was not reported";
+  if (setting_.rests && setting_.odd_call > 0 && state.num_published != 1) {
+    for (int rank = 0; rank < setting_.ranks; ++rank) {
+      for (int peer = 0; peer < setting_.ranks && state.ranks[rank].is_dead == 0; ++peer) {
+        const bool differ = (rank == setting_.odd_rank) != (peer == setting_.odd_rank);
+        if (differ && can_compare(state, rank, peer)) return "nobody found the difference at rest";
+      }
+    }
+  }
   // Of two that have found it, one died: the other reports.
   int num_live_finders = 0;
   for (int rank = 0; rank < setting_.ranks; ++rank) {
-    num_live_finders += state.ranks[rank].poster.difference() && state.ranks[rank].is_dead == 0 ? 1 : 0;
+    const Rank& one = state.ranks[rank];
+    num_live_finders += (one.poster.difference() || one.comparer.difference()) && one.is_dead == 0 ? 1 : 0;
   }
   if (num_live_finders > 0 && state.num_published != 1) return "the difference was not reported after a death";
   return {};
 }
 
-template <int kDepthBits, int kLevels>
-std::string Search<kDepthBits, kLevels>::run() {
+template <int kDepthBits, int kLevels, int kKeptBits>
+std::string Search<kDepthBits, kLevels, kKeptBits>::run() {
   static State first;
   std::memset(static_cast<void*>(&first), 0, sizeof(first));
   for (int rank = 0; rank < setting_.ranks; ++rank) {
@@ -330,7 +420,17 @@ std::string Search<kDepthBits, kLevels>::run() {
     Poster poster(rank, setting_.ranks);
     std::memcpy(static_cast<void*>(&mine.poster), &poster, sizeof(poster));
     mine.poster.start_after(setting_.start);
+    Comparer comparer(rank, setting_.ranks);
+    std::memcpy(static_cast<void*>(&mine.comparer), &comparer, sizeof(comparer));
+    mine.comparer.start_after(setting_.start);
     first.posted[rank] = setting_.start;
+    std::fill(mine.looked_at, mine.looked_at + kMostRanks, setting_.start);
+    if (calls_of(rank) == 0) {
+      // It has not come.
+      mine.phase = Rank::ended;
+      continue;
+    }
+    mine.posts = 1;
     mine.num_calls = 1;
     mine.poster.begin(word_of(rank, setting_.start + 1));
   }
@@ -339,31 +439,26 @@ std::string Search<kDepthBits, kLevels>::run() {
   while (!stack.empty()) {
     Visit& visit = stack.back();
     const int step = visit.next++;
-    if (step == setting_.ranks * kKinds) {
-      stack.pop_back();
-      continue;
-    }
-    Visit after{visit.state, 0, step};
-    if (!take(after.state, step)) continue;
-    std::string wrong = wrong_with(after.state);
-    if (wrong.empty()) {
-      bool goes_on = false;
-      for (int other = 0; other < setting_.ranks * kKinds && !goes_on; ++other) {
-        State probe = after.state;
-        goes_on = other % kKinds != die && take(probe, other);
-      }
-      if (!goes_on) wrong = wrong_at_the_end(after.state);
-    }
-    if (!wrong.empty()) {
+    std::string wrong;
+    if (step < setting_.ranks * kKinds) {
+      Visit after{visit.state, 0, step, false};
+      if (!take(after.state, step)) continue;
+      // A state is an end if nothing but a death can follow.
+      visit.goes_on = visit.goes_on || step % kKinds != die;
+      if (!insert(after.state)) continue;
+      wrong = wrong_with(after.state);
       stack.push_back(after);
-      static const char* const kNames[] = {"acts", "'s store becomes visible", "dies", "waits for a while"};
-      for (const Visit& one : stack) {
-        if (one.came_by >= 0)
-          path_.push_back("rank " + std::to_string(one.came_by / kKinds) + " " + kNames[one.came_by % kKinds]);
-      }
-      return wrong;
+    } else {
+      if (!visit.goes_on) wrong = wrong_at_the_end(visit.state);
+      if (wrong.empty()) stack.pop_back();
     }
-    if (insert(after.state)) stack.push_back(after);
+    if (wrong.empty()) continue;
+    static const char* const kNames[] = {"posts", "tends", "'s store becomes visible", "dies", "waits for a while"};
+    for (const Visit& one : stack) {
+      if (one.came_by >= 0)
+        path_.push_back("rank " + std::to_string(one.came_by / kKinds) + " " + kNames[one.came_by % kKinds]);
+    }
+    return wrong;
   }
   return {};
 }
@@ -372,10 +467,10 @@ struct Program {
   Fault fault;
   std::size_t num_states = 0;
 
-  template <int kDepthBits, int kLevels = 2>
+  template <int kDepthBits, int kLevels = 2, int kKeptBits = kDepthBits>
   bool holds(Setting setting) {
     setting.fault = fault;
-    Search<kDepthBits, kLevels> search(setting);
+    Search<kDepthBits, kLevels, kKeptBits> search(setting);
     const std::string wrong = search.run();
     num_states += search.num_states();
     if (wrong.empty()) return true;
@@ -394,7 +489,42 @@ struct Program {
     return fault == Fault::one_ring ? holds<1, 1>(setting) : holds<1>(setting);
   }
 
+  // Ranks that compare when something has changed.
+  bool holds_at_rest(bool all) {
+    // The first rank is ahead by more than a ring holds, and the last one stops at the call that differs.
+    const Setting ahead{
+        .ranks = 2, .calls = 3, .calls_of_last = 1, .odd_rank = 1, .odd_call = 1, .rests = true, .must_keep = 4};
+    if (!(fault == Fault::short_memory ? holds<1, 1>(ahead) : holds<1, 1, 2>(ahead))) return false;
+    // Even further, so that a word of the next level must do.
+    const Setting far{.ranks = 2, .calls = 4, .calls_of_last = 2, .odd_rank = 1, .odd_call = 1, .rests = true};
+    if (all && !holds<1, 2>(far)) return false;
+    // The third rank does not come.
+    const Setting absent{.ranks = 3, .calls = 1, .calls_of_last = 0, .odd_rank = 1, .odd_call = 1, .rests = true};
+    if (!holds<1, 1>(absent)) return false;
+    // A rank dies, at any time.
+    for (int odd_call = 0; odd_call <= (all ? 2 : 1); ++odd_call) {
+      const Setting dies{.ranks = 2,
+                         .calls = all ? 2 : 1,
+                         .calls_of_last = all ? 2 : 1,
+                         .odd_rank = 1,
+                         .odd_call = odd_call,
+                         .may_die = true,
+                         .rests = true};
+      if (!holds<1, 1>(dies)) return false;
+    }
+    // Words are replaced while they are read, those of the rank itself as well.
+    const Setting fast{
+        .ranks = 2, .calls = 3, .calls_of_last = all ? 3 : 1, .odd_rank = 1, .odd_call = 0, .rests = true};
+    return holds<1, 1>(fast);
+  }
+
   bool run(bool all) {
+    // What these break shows at rest only.
+    if (fault >= Fault::no_rest) return holds_at_rest(all);
+    return holds_while_posting(all) && holds_at_rest(all);
+  }
+
+  bool holds_while_posting(bool all) {
     const auto two = [](int odd_call, std::uint64_t start) {
       return Setting{.ranks = 2,
                      .calls = 5,
@@ -425,8 +555,9 @@ struct Program {
   }
 };
 
-const char* const kFaults[] = {"none",     "weak_number",    "number_first",    "no_second_look",
-                               "one_ring", "claim_by_store", "publish_by_store"};
+const char* const kFaults[] = {"none",     "weak_number",    "number_first",     "no_second_look",
+                               "one_ring", "claim_by_store", "publish_by_store", "no_rest",
+                               "one_rest", "short_memory",   "no_own_look"};
 
 }  // namespace
 

@@ -20,7 +20,7 @@ import phalanx.testing as pt
 from phalanx import CallTimeout, Deadlock, GroupError, PeerLost
 from phalanx.testing.free import Free
 from phalanx.testing.scheduler import Turns
-from phalanx.testing.world import ThreadsWorld
+from phalanx.testing.world import ThreadsRun
 
 Function = Callable[[int, pt.World], Any]
 
@@ -210,9 +210,9 @@ def test_a_rank_that_waits_for_a_child_is_not_taken_for_one_that_waits_for_its_t
 def test_threads_that_have_ended_are_forgotten(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The work per call does not grow with the number of threads and tasks that came before."""
     schedulers: list[Turns | Free] = []
-    enter = ThreadsWorld.__enter__
+    enter = ThreadsRun.__enter__
 
-    def enter_and_note(world: ThreadsWorld) -> ThreadsWorld:
+    def enter_and_note(world: ThreadsRun) -> ThreadsRun:
         schedulers.append(world.turns)
         return enter(world)
 
@@ -224,7 +224,7 @@ def test_threads_that_have_ended_are_forgotten(options: dict[str, Any], monkeypa
         dist.barrier()
         return len(schedulers[0]._strands)
 
-    monkeypatch.setattr(ThreadsWorld, "__enter__", enter_and_note)
+    monkeypatch.setattr(ThreadsRun, "__enter__", enter_and_note)
     assert pt.run(have_many_threads, 3, stuck_after=60, **options) == [3] * 3
 
 

@@ -17,6 +17,10 @@ _FAULTS = {
     "one_ring": "nobody found the difference",
     "claim_by_store": "two ranks reported",
     "publish_by_store": "two ranks reported",
+    "no_rest": "nobody found the difference at rest",
+    "one_rest": "nobody found the difference at rest",
+    "short_memory": "nobody found the difference at rest",
+    "no_own_look": "a difference was found where there is none",
 }
 
 

@@ -221,3 +221,33 @@ def test_the_core_tells_what_it_was_given() -> None:
         assert (made.seq, made.result, seen.completed, seen.refused) == (1, 0, None, "")
         assert (call.op, call.reduce_op, call.root, call.dtype, call.count) == ("all_gather", -1, -1, 255, 8)
         assert (call.layout, call.unlisted_dtype) == (21, 31 + rank)
+
+
+def test_sizes_that_ranks_exchange() -> None:
+    sizes = [[4, 8], [12, 16]]
+    assert _native.Splits.find(sizes, [[4, 12], [8, 16]]) is None
+    found = _native.Splits.find(sizes, [[4, 12], [9, 16]])
+    assert found is not None
+    assert (found.sender, found.receiver, found.bytes_sent, found.bytes_expected) == (0, 1, 8, 9)
+    with pytest.raises(ValueError, match="a size per rank and peer"):
+        _native.Splits.find(sizes, [[4, 12]])
+
+
+def test_the_hash_of_a_result() -> None:
+    def memory(*tensors: torch.Tensor) -> list[tuple[int, int]]:
+        return [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+
+    whole, parts, other = torch.arange(6.0), (torch.arange(4.0), torch.arange(4.0, 6.0)), torch.zeros(6)
+    expected = _native.hash_of_result("all_reduce", [], memory(whole))
+    assert expected == _native.hash_of_result("all_reduce", memory(other), memory(*parts))
+    assert expected != _native.hash_of_result("all_reduce", [], memory(other))
+    # The root of a broadcast writes nothing.
+    assert expected == _native.hash_of_result("broadcast", memory(whole), [])
+    assert _native.hash_of_result("gather", memory(whole), memory(whole)) == 0
+
+
+def test_messages_that_fit() -> None:
+    sent = _native.Description("send", dtype=DTYPE_CODES[torch.float32], count=4, tag=1, peer=1)
+    for dtype, count, fits in [(torch.float32, 4, True), (torch.float32, 5, False), (torch.int32, 4, False)]:
+        received = _native.Description("recv", dtype=DTYPE_CODES[dtype], count=count, tag=1, peer=0)
+        assert sent.fits(received) == fits

@@ -82,7 +82,7 @@ def _codes() -> set[str]:
     for path, node in _sources():
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _CODE.fullmatch(node.value):
             found.add(node.value)
-        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "field":
+        elif isinstance(node, ast.Assign) and "field" in {getattr(one, "id", "") for one in ast.walk(node.targets[0])}:
             found |= {f"MISMATCH:{text}" for text in _capitals(node.value)}
         elif isinstance(node, ast.Call):
             found |= set(_codes_of_call(path.relative_to(ROOT), node))

@@ -7,119 +7,256 @@
 
 namespace phalanx {
 
-Agreement::Agreement(std::shared_ptr<Member> member, std::function<void()> tell)
+Agreement::Agreement(std::shared_ptr<Member> member, std::function<void()> tell, std::function<void()> wake)
     : member_(std::move(member)),
       tell_(std::move(tell)),
+      wake_(std::move(wake)),
       posts_(*member_->segment, member_->rank()),
       calls_(member_->rank(), member_->size()),
+      pairs_(static_cast<std::size_t>(member_->size()) * 2),
       seen_(static_cast<std::size_t>(member_->size())),
+      comparing_(member_->rank(), member_->size()),
       reporting_(member_->lines) {}
 
-std::uint64_t Agreement::post(const Description& call, const Location* location) noexcept {
+std::uint64_t Agreement::post(const Description& call, const Location* location, std::uint64_t result) noexcept {
   const std::uint64_t seq = calls_.seq() + 1;
   chain_ = chain_on(chain_, call);
+  if (member_->segment->header().tuning.check == Check::full) chain_ = mix(mix(chain_, call.shape.hash), result);
   member_->lines.place(location);
-  // Before the number is published: a report reads the call of whoever has posted it.
-  write_entry(member_->segment->post_entry(member_->seat(), LaneKind::calls, seq), seq, {seq, call, id_of(location)});
-  if (!calls_.post(posts_, chain_)) keep({calls_.difference(), call, location, LaneKind::calls});
+  // Before the number is published: a report reads the call of every rank that has posted it.
+  write_entry(member_->segment->post_entry(member_->seat(), LaneKind::calls, seq), seq,
+              {seq, result, call, id_of(location)});
+  const bool agrees = calls_.post(posts_, posted_word(chain_, call.shape.hash));
+  if (calls_.other_shape()) note_shapes(calls_.other_shape());
+  if (!agrees) keep({calls_.difference()});
   return seq;
 }
 
+Agreement::Pair& Agreement::pair_of(int peer, bool sends) {
+  std::atomic<Pair*>& pair = pairs_[static_cast<std::size_t>(peer) * 2 + (sends ? 1 : 0)];
+  Pair* const known = pair.load(std::memory_order_relaxed);
+  if (known != nullptr) return *known;
+  const Seat own = member_->seat(), other = member_->segment->seat_of(peer);
+  const Seat from = sends ? own : other, to = sends ? other : own;
+  made_pairs_.push_back(std::make_unique<Pair>(*member_->segment, from, to, sends));
+  pair.store(made_pairs_.back().get(), std::memory_order_release);
+  return *made_pairs_.back();
+}
+
 std::uint64_t Agreement::post_message(const Description& call, const Location* location) {
-  const Seat own = member_->seat();
   const bool sends = call.op == Op::send;
-  auto pair = pairs_.find({call.peer, sends});
-  if (pair == pairs_.end()) {
-    const Seat peer = member_->segment->seat_of(call.peer);
-    const Seat from = sends ? own : peer, to = sends ? peer : own;
-    pair = pairs_.try_emplace({call.peer, sends}, *member_->segment, from, to, sends).first;
-  }
-  Pair& messages = pair->second;
+  Pair& messages = pair_of(call.peer, sends);
   const std::uint64_t seq = messages.posting.seq() + 1;
   messages.chain = chain_on_message(messages.chain, call);
   member_->lines.place(location);
   ++num_messages_;
-  write_entry(member_->segment->post_entry(own, LaneKind::messages, num_messages_), num_messages_,
-              {seq, call, id_of(location)});
-  if (!messages.posting.post(messages.posts, messages.chain)) {
+  write_entry(member_->segment->post_entry(member_->seat(), LaneKind::messages, num_messages_), num_messages_,
+              {seq, 0, call, id_of(location)});
+  if (!messages.posting.post(messages.posts, posted_word(messages.chain, 0))) {
     Difference difference = messages.posting.difference();
     difference.peer = call.peer;
-    keep({difference, call, location, LaneKind::messages});
+    keep({difference, LaneKind::messages, sends});
   }
   return seq;
 }
 
+void Agreement::set_completed(std::uint64_t seq) noexcept {
+  member_->segment->answer(member_->seat()).completed.store(seq, std::memory_order_release);
+}
+
+bool Agreement::compare() {
+  const std::lock_guard lock(mutex_);
+  return compare_locked();
+}
+
+bool Agreement::compare_locked() {
+  if (has_found() || member_->lines.failed()) return has_found();
+  const bool agrees = comparing_.compare(posts_);
+  if (comparing_.other_shape()) note_shapes(comparing_.other_shape());
+  if (!agrees) {
+    keep({comparing_.difference()});
+    return true;
+  }
+  for (std::size_t i = 0; i < pairs_.size(); ++i) {
+    Pair* const pair = pairs_[i].load(std::memory_order_acquire);
+    if (pair == nullptr || pair->comparing.compare(pair->posts)) continue;
+    Difference difference = pair->comparing.difference();
+    difference.peer = static_cast<std::int32_t>(i / 2);
+    keep({difference, LaneKind::messages, i % 2 == 1});
+    return true;
+  }
+  return has_found();
+}
+
+// The same number of elements in different shapes: the first rank that finds it says so, once per group.
+void Agreement::note_shapes(const OtherShape& other) noexcept {
+  std::atomic<std::uint32_t>& noted = member_->segment->header().shapes_noted;
+  if (noted.load(std::memory_order_relaxed) != 0) return;
+  const int own = member_->rank(), ranks[] = {std::min(own, other.peer), std::max(own, other.peer)};
+  const auto one = find_collective(ranks[0], other.seq), two = find_collective(ranks[1], other.seq);
+  // Too many calls have been posted since.
+  if (!one || !two || noted.exchange(1, std::memory_order_relaxed) != 0) return;
+  const auto side = [&](int rank, const PostEntry::Content& call) -> ShapeNote::Side {
+    return {rank, call.call.shape, member_->lines.location_text(rank, call.location)};
+  };
+  member_->lines.note({other.seq, one->call.op, {side(ranks[0], *one), side(ranks[1], *two)}});
+}
+
 void Agreement::keep(const Found& found) noexcept {
-  if (has_found()) return;
+  if (is_kept_.exchange(true, std::memory_order_acq_rel)) return;
   found_ = found;
   // At once: this rank and its peers go on, and replace what they have posted.
-  for (int rank = 0; rank < member_->size(); ++rank) {
-    const std::uint64_t posted = found_.kind == LaneKind::calls ? posts_.posted(rank) : 0;
-    seen_[static_cast<std::size_t>(rank)] = {find_call(rank), posted};
-  }
+  for (int rank = 0; rank < member_->size(); ++rank) see(rank);
   has_found_.store(true, std::memory_order_release);
-  progress().wake(true);
+  wake_();
+}
+
+void Agreement::see(int rank) noexcept {
+  Seen& seen = seen_[static_cast<std::size_t>(rank)];
+  const std::uint64_t seq = found_.difference.seq;
+  // Ranks that do not wait may have got further: what matters is what came before.
+  const std::uint64_t completed = member_->segment->answer(rank).completed.load(std::memory_order_acquire);
+  const bool is_call = found_.kind == LaneKind::calls;
+  // First: the entry of a number that was seen is there, or was replaced.
+  seen.posted = is_call ? posts_.posted(rank) : 0;
+  seen.call = find_call(rank);
+  seen.completed = find_collective(rank, is_call ? std::min(completed, seq - 1) : completed);
+}
+
+std::optional<PostEntry::Content> Agreement::find_collective(int rank, std::uint64_t seq) const noexcept {
+  return read_entry(member_->segment->post_entry(member_->segment->seat_of(rank), LaneKind::calls, seq), seq);
 }
 
 std::optional<PostEntry::Content> Agreement::find_call(int rank) const noexcept {
   const std::uint64_t seq = found_.difference.seq;
-  const Seat seat = member_->segment->seat_of(rank);
-  if (found_.kind == LaneKind::calls) {
-    return read_entry(member_->segment->post_entry(seat, LaneKind::calls, seq), seq);
-  }
+  if (found_.kind == LaneKind::calls) return find_collective(rank, seq);
   const int own = member_->rank(), peer = found_.difference.peer;
   if (rank != own && rank != peer) return std::nullopt;
-  const Op op = (found_.call.op == Op::send) == (rank == own) ? Op::send : Op::recv;
+  const Op op = found_.sends == (rank == own) ? Op::send : Op::recv;
+  return find_message(rank, op, rank == own ? peer : own, [&](const auto& other) { return other.seq == seq; });
+}
+
+template <class IsIt>
+std::optional<PostEntry::Content> Agreement::find_message(int rank, Op op, int peer, IsIt&& is_it) const noexcept {
+  const Seat seat = member_->segment->seat_of(rank);
   for (std::uint64_t slot = 0; slot < kPostDepth; ++slot) {
     const PostEntry& entry = member_->segment->post_entry(seat, LaneKind::messages, slot);
     const auto content = read_entry(entry, entry.number.load(std::memory_order_relaxed));
-    const bool is_it =
-        content && content->seq == seq && content->call.op == op && content->call.peer == (rank == own ? peer : own);
-    if (is_it) return content;
+    if (content && content->call.op == op && content->call.peer == peer && is_it(*content)) return content;
   }
   return std::nullopt;
 }
 
-void Agreement::testify(std::uint32_t report, int rank) const {
-  const Seat seat = member_->segment->seat_of(rank);
-  Testimony& testimony = member_->segment->testimony(report, seat);
-  testimony.call = testimony.completed = {};
-  const Seen& seen = seen_[static_cast<std::size_t>(rank)];
-  if (seen.call) {
-    testimony.call = {seen.call->seq, 0, seen.call->call, {}};
-    copy_text(testimony.call.where, member_->lines.location_text(rank, seen.call->location));
+std::uint64_t Agreement::find_fitting(int rank, Op op, int peer, const PostEntry::Content& message) const noexcept {
+  const auto fits = [&](const PostEntry::Content& other) {
+    return other.seq != message.seq && chain_on_message(0, other.call) == chain_on_message(0, message.call);
+  };
+  const auto found = find_message(rank, op, peer, fits);
+  return found ? found->seq : 0;
+}
+
+MadeCall Agreement::made_call(int rank, const std::optional<PostEntry::Content>& call) const {
+  if (!call) return {};
+  MadeCall made{call->seq, call->result, call->call, {}};
+  copy_text(made.where, member_->lines.location_text(rank, call->location));
+  return made;
+}
+
+void Agreement::testify(std::uint32_t report) {
+  for (int rank = 0; rank < member_->size(); ++rank) {
+    Seen& seen = seen_[static_cast<std::size_t>(rank)];
+    // It may have come meanwhile.
+    if (found_.kind == LaneKind::calls && seen.posted < found_.difference.seq) see(rank);
+    const Seat seat = member_->segment->seat_of(rank);
+    Testimony& testimony = member_->segment->testimony(report, seat);
+    testimony.call = made_call(rank, seen.call);
+    testimony.completed = made_call(rank, seen.completed);
+    testimony.posted = seen.posted;
+    copy_text(testimony.refused, member_->segment->refusal(seat, found_.kind).text.read());
   }
-  testimony.posted = seen.posted;
-  copy_text(testimony.refused, member_->segment->refusal(seat, found_.kind).text.read());
+}
+
+bool Agreement::is_complete() const noexcept {
+  if (found_.kind == LaneKind::messages) return true;
+  for (int rank = 0; rank < member_->size(); ++rank) {
+    const bool has_posted = posts_.posted(rank) >= found_.difference.seq;
+    if (!has_posted && !member_->lines.gone(rank, GaveUp::calls, true)) return false;
+  }
+  return true;
 }
 
 Finding Agreement::finding() {
+  const Difference& difference = found_.difference;
+  const int own = member_->rank();
   Finding finding;
-  finding.failure.kind = FailureKind::mismatch;
-  finding.failure.rank = member_->rank();
-  finding.failure.peer = found_.difference.peer;
-  finding.failure.seq = found_.difference.seq;
-  finding.failure.agreed = found_.difference.agreed;
-  finding.failure.call = found_.call;
-  copy_text(finding.failure.where, text_of(found_.location));
-  finding.testify = [this](std::uint32_t report) {
-    for (int rank = 0; rank < member_->size(); ++rank) testify(report, rank);
-  };
+  Failure& failure = finding.failure;
+  failure.kind = FailureKind::mismatch;
+  failure.rank = own;
+  failure.peer = difference.peer;
+  failure.seq = difference.seq;
+  failure.agreed = difference.agreed;
+  if (found_.kind == LaneKind::messages) {
+    // As of a message that does not fit its receive: the receiver is the finder.
+    failure.kind = FailureKind::message;
+    if (found_.sends) std::swap(failure.rank, failure.peer);
+    const auto &sent = seen_[static_cast<std::size_t>(failure.peer)].call,
+               &received = seen_[static_cast<std::size_t>(failure.rank)].call;
+    const MadeCall made = made_call(failure.peer, sent);
+    Misfit& misfit = failure.misfit;
+    misfit.sent = made.description;
+    copy_text(misfit.where, made.where);
+    if (received) misfit.fitting_seq = find_fitting(failure.peer, Op::send, failure.rank, *received);
+    if (sent && misfit.fitting_seq == 0) {
+      misfit.fitting_seq = find_fitting(failure.rank, Op::recv, failure.peer, *sent);
+      misfit.is_sent_fitting = 1;
+    }
+  }
+  const MadeCall called = made_call(failure.rank, seen_[static_cast<std::size_t>(failure.rank)].call);
+  failure.call = called.description;
+  copy_text(failure.where, called.where);
+  finding.testify = [this](std::uint32_t report) { testify(report); };
+  finding.is_complete = [this] { return is_complete(); };
   return finding;
 }
 
 bool Agreement::advance(Clock::time_point now) {
   const std::lock_guard lock(mutex_);
+  return advance_locked(now);
+}
+
+bool Agreement::advance_locked(Clock::time_point now) {
   if (was_told()) return true;
   if (!member_->lines.failed()) {
-    if (!has_found()) return false;
-    if (!reporting_.is_under_way()) reporting_.begin(finding(), now);
+    if (!reporting_.is_under_way()) {
+      if (!has_found()) return false;
+      reporting_.begin(finding(), now);
+    }
     if (!reporting_.advance(now)) return false;
   }
   reporting_.forget();
   was_told_.store(true, std::memory_order_release);
   tell_();
   return true;
+}
+
+bool Agreement::report_now(Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  if (!advance_locked(now)) reporting_.hurry(now);
+  return advance_locked(now);
+}
+
+void Agreement::fail(const Failure& failure, Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  if (advance_locked(now) || has_found()) {
+    reporting_.hurry(now);
+  } else if (!is_kept_.exchange(true, std::memory_order_acq_rel)) {
+    found_.difference = {failure.peer, failure.seq == 0 ? 0 : failure.seq - 1, failure.seq};
+    found_.kind = is_message(failure.call.op) ? LaneKind::messages : LaneKind::calls;
+    found_.sends = failure.call.op == Op::send;
+    for (int rank = 0; rank < member_->size(); ++rank) see(rank);
+    reporting_.begin({failure, [this](std::uint32_t report) { testify(report); }}, now);
+  }
+  advance_locked(now);
 }
 
 void Agreement::report_until(Clock::time_point until) {
@@ -132,9 +269,13 @@ Agreement::Tended Agreement::tend(bool, Sleep& sleep) {
   // Before the look: a failure that comes after it changes the bell.
   const Bell bell = member_->lines.bell();
   const auto now = Clock::now();
+  if (!was_told()) compare();
   if (!advance(now)) {
     sleep.bells.push_back(bell);
-    if (has_found()) sleep.until = std::min(sleep.until, now + Reporting::kBetweenLooks);
+    // All groups of the process at the same times.
+    const auto since_epoch = now.time_since_epoch();
+    const auto next = Clock::time_point(since_epoch - since_epoch % kBetweenComparisons + kBetweenComparisons);
+    sleep.until = std::min(sleep.until, has_found() ? now + Reporting::kBetweenLooks : next);
   }
   return Tended::done;
 }

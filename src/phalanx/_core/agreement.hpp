@@ -2,18 +2,17 @@
 // never wait for each other.
 //
 // Calls and messages are posted by one thread at a time; those who come from Python hold the GIL. A rank that finds a
-// difference leaves the report to whoever tends it: the progress thread, which also sleeps until a peer reports a
-// failure, or a scheduler that has the clock in its hands.
+// difference leaves the report to the one that tends it: the progress thread, which also compares now and then and
+// sleeps until a peer reports a failure, or a scheduler that has the clock in its hands (bind_local_agreement.cpp).
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "member.hpp"
@@ -25,16 +24,30 @@ namespace phalanx {
 
 class Agreement : public Tendable {
  public:
-  // `tell` is called once, by whoever tends it, when the group has a failure.
-  Agreement(std::shared_ptr<Member> member, std::function<void()> tell);
+  // The thread that tends it compares so often. With the grace of a report, all processes know within 100 ms.
+  static constexpr std::chrono::milliseconds kBetweenComparisons{30};
 
-  // The next collective of this rank; returns its number. Never waits.
-  std::uint64_t post(const Description& call, const Location* location) noexcept;
+  // `tell` is called once, by the one that tends it, when the group has a failure. `wake` is called by the thread that
+  // posts when there is something to report.
+  Agreement(std::shared_ptr<Member> member, std::function<void()> tell, std::function<void()> wake);
+
+  // The next collective of this rank; returns its number. Never waits. `result` is, at Check::full, a hash of what the
+  // call before gave.
+  std::uint64_t post(const Description& call, const Location* location, std::uint64_t result = 0) noexcept;
   // The next message of this rank to or from call.peer; returns its number among those.
   std::uint64_t post_message(const Description& call, const Location* location);
+  // For reports: this rank's collectives up to this one have ended well.
+  void set_completed(std::uint64_t seq) noexcept;
 
+  // Compares with each peer, as far as both have posted, also where others are absent. True: this rank has found a
+  // difference, now or before. May run while another thread posts.
+  bool compare();
   // Goes on with the report of what this rank has found. True: the group has a failure, and it was told.
   bool advance(Clock::time_point now);
+  // The same, but the report does not wait for ranks that have not posted the call.
+  bool report_now(Clock::time_point now);
+  // Another failure, found by the one that tends it. A difference that was found before comes first.
+  void fail(const Failure& failure, Clock::time_point now);
   // For a rank that leaves: reports what it has found, unless that takes longer than `until`. Nobody else may know it.
   void report_until(Clock::time_point until);
   // This rank has found a difference.
@@ -54,45 +67,64 @@ class Agreement : public Tendable {
   // What was found, and in which sequence: of collectives, or of messages from one rank to another.
   struct Found {
     Difference difference;
-    Description call;  // what this rank was about to do
-    const Location* location = nullptr;
     LaneKind kind = LaneKind::calls;
+    bool sends = false;  // of messages: this rank is the sender
   };
   // A side of the messages from one rank to another.
   struct Pair {
     Pair(const Segment& segment, Seat from, Seat to, bool is_sender)
-        : posts(segment, from, to, is_sender), posting(is_sender ? 0 : 1, 2) {}
+        : posts(segment, from, to, is_sender), posting(is_sender ? 0 : 1, 2), comparing(is_sender ? 0 : 1, 2) {}
     MessagePosts posts;
-    Posting<kPairDepthBits, kPairLevels, 2> posting;
+    MessagePosts::Poster posting;
     std::uint64_t chain = 0;
+    MessagePosts::Comparer comparing;  // of the one that compares at rest
   };
 
   // What a rank had posted when the difference was found.
   struct Seen {
-    std::optional<PostEntry::Content> call;  // the one in question
-    std::uint64_t posted = 0;                // the last one
+    std::optional<PostEntry::Content> call;       // the one in question
+    std::optional<PostEntry::Content> completed;  // the last one before it that had ended well
+    std::uint64_t posted = 0;                     // the number of the last one
   };
 
+  Pair& pair_of(int peer, bool sends);
+  void note_shapes(const OtherShape& other) noexcept;
+  // The first of the two threads that find a difference keeps it.
   void keep(const Found& found) noexcept;
+  void see(int rank) noexcept;
+  bool compare_locked();
+  bool advance_locked(Clock::time_point now);
+  bool is_complete() const noexcept;
   Finding finding();
-  void testify(std::uint32_t report, int rank) const;
+  void testify(std::uint32_t report);
+  MadeCall made_call(int rank, const std::optional<PostEntry::Content>& call) const;
   // The call in question that a rank has posted.
   std::optional<PostEntry::Content> find_call(int rank) const noexcept;
+  std::optional<PostEntry::Content> find_collective(int rank, std::uint64_t seq) const noexcept;
+  template <class IsIt>
+  std::optional<PostEntry::Content> find_message(int rank, Op op, int peer, IsIt&& is_it) const noexcept;
+  // The number of another message of a rank that fits `message`, of its peer; 0: there is none, or not any more.
+  std::uint64_t find_fitting(int rank, Op op, int peer, const PostEntry::Content& message) const noexcept;
 
   const std::shared_ptr<Member> member_;
   const std::function<void()> tell_;
+  const std::function<void()> wake_;
   // Of the thread that posts.
   CallPosts posts_;
-  Posting<kPostDepthBits, kPostLevels, kMaxRanks> calls_;
+  CallPosts::Poster calls_;
   std::uint64_t chain_ = 0;
-  std::map<std::pair<int, bool>, Pair> pairs_;  // by peer and whether this rank sends
   std::uint64_t num_messages_ = 0;
-  // Handed by the thread that posts to the one that tends: the first difference.
+  std::vector<std::unique_ptr<Pair>> made_pairs_;
+  // By peer and whether this rank sends. Made by the thread that posts, for both.
+  std::vector<std::atomic<Pair*>> pairs_;
+  // The first difference, handed to the one that tends.
+  std::atomic<bool> is_kept_{false};
   Found found_;
   std::vector<Seen> seen_;  // by rank
   std::atomic<bool> has_found_{false};
   // Of the one that tends: the progress thread, and for a moment also a thread that leaves the group.
   std::mutex mutex_;
+  CallPosts::Comparer comparing_;
   Reporting reporting_;
   std::atomic<bool> was_told_{false};
 };

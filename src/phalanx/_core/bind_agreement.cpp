@@ -5,16 +5,20 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "agreement.hpp"
+#include "bind_box.hpp"
 #include "bind_origin.hpp"
-#include "bind_segment.hpp"
 #include "completions.hpp"
+#include "exit_status.hpp"
 #include "gil.hpp"
 
 namespace nb = nanobind;
@@ -24,50 +28,133 @@ namespace phalanx {
 
 namespace {
 
+// The records of posted calls that have not ended. Who carries the calls out tells when they have.
+class PostRecords {
+ public:
+  PostRecords(Member& member, Engine engine) noexcept : member_(member), engine_(engine) {}
+
+  // Before the call is posted: the record stays if the process dies there.
+  BoxEntry begin(const Description& call, const Location* location) {
+    if (!member_.box || member_.box->forked()) return {};
+    if (member_.placed != location) {
+      member_.placed = location;
+      member_.placed_text = location != nullptr ? member_.box->offset_of(*location) : 0;
+    }
+    BoxCall record;
+    record.group = member_.box_group;
+    record.call = call;
+    record.call.engine = engine_;
+    record.location = member_.placed_text;
+    record.created = Clock::now();
+    return member_.box->begin(record);
+  }
+  void number(const BoxEntry& entry, const Description& call, std::uint64_t seq) {
+    if (entry.id() == 0) return;
+    entry.number(seq);
+    if (is_message(call.op)) {
+      messages_[{call.peer, call.op == Op::send, seq}] = entry;
+      if (messages_.size() > kMost) messages_.erase(messages_.begin());
+    } else {
+      calls_[seq % kMost] = {seq, entry};
+    }
+  }
+  void end(const Description& call, std::uint64_t seq, bool well) {
+    if (!is_message(call.op)) {
+      auto& [known, entry] = calls_[seq % kMost];
+      if (known == seq) std::exchange(entry, BoxEntry()).end(well);
+      return;
+    }
+    const auto found = messages_.find({call.peer, call.op == Op::send, seq});
+    if (found == messages_.end()) return;
+    found->second.end(well);
+    messages_.erase(found);
+  }
+
+ private:
+  static constexpr std::size_t kMost = 1024;
+
+  Member& member_;
+  const Engine engine_;
+  std::vector<std::pair<std::uint64_t, BoxEntry>> calls_ = std::vector<std::pair<std::uint64_t, BoxEntry>>(kMost);
+  std::map<std::tuple<int, bool, std::uint64_t>, BoxEntry> messages_;  // by peer, whether this rank sends, and number
+};
+
 // One rank's end of a group that only posts, from the time when all ranks have the segment until the rank leaves.
 class JoinedAgreement {
  public:
   // `token` goes to the completions when the group has a failure.
-  JoinedAgreement(const MappedSegment& mapped, int rank, const std::vector<Pid>& processes, std::uint64_t token)
+  JoinedAgreement(const MappedSegment& mapped, int rank, const std::vector<Pid>& processes, std::uint64_t token,
+                  int engine)
       : member_(make_member(mapped, rank, processes)),
-        agreement_(std::make_shared<Agreement>(member_, [token] { completions().push(token); })) {
+        agreement_(std::make_shared<Agreement>(
+            member_, [token] { completions().push(token); }, [] { progress().wake(true); })),
+        records_(*member_, static_cast<Engine>(engine)) {
     progress().add(agreement_);
     progress().wake(false);
   }
-  ~JoinedAgreement() { leave(); }
+  ~JoinedAgreement() { leave(false); }
   JoinedAgreement(const JoinedAgreement&) = delete;
   JoinedAgreement& operator=(const JoinedAgreement&) = delete;
 
-  std::uint64_t post(const Description& call) {
+  std::uint64_t post(const Description& call, std::uint64_t result) {
     if (forked()) throw std::runtime_error("this process was forked from the one that is in the group");
     if (member_->has_left()) throw std::runtime_error("this rank has left the group");
     // A receive from anybody is posted when its sender is known.
-    if (is_message(call.op) && (call.peer < 0 || call.peer >= member_->size())) {
-      throw std::invalid_argument("expected a rank of the group as the peer of a message");
-    }
+    if (is_message(call.op)) check_rank(call.peer, "expected a rank of the group as the peer of a message");
     const Location* const location = origin_of_call().location;
-    return is_message(call.op) ? agreement_->post_message(call, location) : agreement_->post(call, location);
+    const BoxEntry entry = records_.begin(call, location);
+    const std::uint64_t seq =
+        is_message(call.op) ? agreement_->post_message(call, location) : agreement_->post(call, location, result);
+    records_.number(entry, call, seq);
+    return seq;
+  }
+  void end(const Description& call, std::uint64_t seq, bool well) {
+    if (forked()) return;
+    records_.end(call, seq, well);
+    if (well && !is_message(call.op)) agreement_->set_completed(seq);
+  }
+  bool compare() {
+    const WithoutGil without;
+    return !forked() && agreement_->compare();
   }
   std::optional<Failure> failure() const {
     if (forked() || !(member_->lines.failed() || agreement_->was_told())) return std::nullopt;
     return member_->lines.failure();
   }
   std::vector<Testimony> testimonies() const { return forked() ? std::vector<Testimony>() : member_->testimonies(); }
+  std::optional<ShapeNote> take_note() { return forked() ? std::nullopt : member_->lines.take_note(); }
   std::uint64_t seq() const noexcept { return agreement_->seq(); }
-  void leave() {
+  int check() const noexcept { return static_cast<int>(member_->segment->header().tuning.check); }
+  bool is_forked() const noexcept { return forked(); }
+  bool has_left() const noexcept { return member_->has_left(); }
+  std::string identity() const { return member_->identity(); }
+  void keep_records(const HeldBox& held, std::uint32_t group, const std::string& path) {
+    if (!forked()) member_->keep_records(held.box, group, path);
+  }
+  std::string box_of(int rank) const {
+    check_rank(rank, "no such rank");
+    return forked() ? std::string() : member_->segment->answer(rank).box.read();
+  }
+  void say_last_words(const std::string& text) {
+    if (!forked()) member_->lines.say_last_words(text);
+  }
+  std::string last_words(int rank) const {
+    check_rank(rank, "no such rank");
+    return forked() ? std::string() : member_->lines.last_words(rank);
+  }
+  void leave(bool exiting) {
     if (forked() || member_->left.exchange(true)) return;
     const WithoutGil without;
     progress().remove(agreement_);
+    agreement_->compare();
     agreement_->report_until(Clock::now() + kLongestReport);
-    member_->lines.leave(Leaving::closed);
+    if (exiting) tell_exit_status(member_->segment, member_->rank());
+    member_->lines.leave(exiting ? Leaving::exiting : Leaving::closed);
   }
 
  private:
   static std::shared_ptr<Member> make_member(const MappedSegment& mapped, int rank, const std::vector<Pid>& processes) {
-    if (mapped.segment->header().tuning.purpose != Purpose::posting) {
-      throw std::invalid_argument("the segment is for calls whose bytes are moved");
-    }
-    auto member = std::make_shared<Member>(mapped.segment, rank);
+    auto member = member_for_posting(mapped, rank);
     if (processes.size() != static_cast<std::size_t>(member->size()))
       throw std::invalid_argument("expected one process per rank");
     member->lines.watch(Peer::watch_all(to_identities(processes)));
@@ -78,22 +165,45 @@ class JoinedAgreement {
 
   // A forked child does not have the memory.
   bool forked() const noexcept { return member_->segment->forked(); }
+  void check_rank(int rank, const char* error) const {
+    if (rank < 0 || rank >= member_->size()) throw std::invalid_argument(error);
+  }
 
   const std::shared_ptr<Member> member_;
   const std::shared_ptr<Agreement> agreement_;
+  PostRecords records_;
 };
 
 }  // namespace
 
+std::shared_ptr<Member> member_for_posting(const MappedSegment& mapped, int rank) {
+  if (mapped.segment->header().tuning.purpose != Purpose::posting) {
+    throw std::invalid_argument("the segment is for calls whose bytes are moved");
+  }
+  return std::make_shared<Member>(mapped.segment, rank);
+}
+
 void bind_agreement(nb::module_& module) {
   nb::class_<JoinedAgreement>(module, "Agreement", "Calls that ranks post and compare, without ever waiting.")
-      .def(nb::init<const MappedSegment&, int, const std::vector<Pid>&, std::uint64_t>(), "segment"_a, "rank"_a,
-           "processes"_a, "token"_a)
-      .def("post", &JoinedAgreement::post, "call"_a, "The number of the call among this rank's.")
+      .def(nb::init<const MappedSegment&, int, const std::vector<Pid>&, std::uint64_t, int>(), "segment"_a, "rank"_a,
+           "processes"_a, "token"_a, "engine"_a = static_cast<int>(Engine::other))
+      .def("post", &JoinedAgreement::post, "call"_a, "result"_a = 0, "The number of the call among this rank's.")
+      .def("end", &JoinedAgreement::end, "call"_a, "seq"_a, "well"_a, "For reports and records: the call has ended.")
+      .def("compare", &JoinedAgreement::compare,
+           "Compares with each rank that has posted the same call. Whether this rank has found a difference.")
       .def("failure", &JoinedAgreement::failure)
       .def("testimonies", &JoinedAgreement::testimonies)
+      .def("take_note", &JoinedAgreement::take_note)
       .def_prop_ro("seq", &JoinedAgreement::seq)
-      .def("leave", &JoinedAgreement::leave);
+      .def_prop_ro("check", &JoinedAgreement::check)
+      .def_prop_ro("forked", &JoinedAgreement::is_forked)
+      .def_prop_ro("has_left", &JoinedAgreement::has_left)
+      .def_prop_ro("identity", &JoinedAgreement::identity)
+      .def("keep_records", &JoinedAgreement::keep_records, "box"_a, "group"_a, "path"_a)
+      .def("box_of", &JoinedAgreement::box_of, "rank"_a)
+      .def("say_last_words", &JoinedAgreement::say_last_words, "text"_a)
+      .def("last_words", &JoinedAgreement::last_words, "rank"_a)
+      .def("leave", &JoinedAgreement::leave, "exiting"_a = false);
 }
 
 }  // namespace phalanx

@@ -20,12 +20,6 @@ namespace phalanx {
 
 namespace {
 
-// What Python holds of a box. A shared_ptr<BlackBox> made from a Python object would take the GIL wherever the last
-// copy goes, and that may be a thread for which the interpreter waits.
-struct HeldBox {
-  std::shared_ptr<BlackBox> box;
-};
-
 // A call of a rank that is a thread.
 std::uint64_t begin(const HeldBox& held, std::uint32_t group, const Description& description, std::uint64_t bytes_in,
                     std::uint64_t bytes_out, double timeout, bool is_async) {

@@ -35,19 +35,6 @@ Slow& slow() {
   return *made;
 }
 
-// The same on all ranks of the group, and on those of no other group.
-std::string identity_of(Group& group) {
-  constexpr std::size_t kBytes = 8;
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (std::size_t i = 0; i < kBytes; ++i) {
-    const std::uint8_t byte = group.segment().header().nonce[i];
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
-}
-
 nb::object next_question() {
   std::optional<Listener::News> news;
   {
@@ -97,7 +84,7 @@ void tell_refused(const WaitingCall& call) {
 }
 
 void bind_debug(nb::module_& module, nb::class_<Group>& group) {
-  group.def_prop_ro("identity", &identity_of)
+  group.def_prop_ro("identity", [](const Group& self) { return self.member().identity(); })
       .def("testimonies", [](const Group& self) { return self.member().testimonies(); })
       .def("take_note", &Group::take_note)
       .def(

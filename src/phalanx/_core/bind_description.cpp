@@ -1,6 +1,7 @@
 #include "bind_description.hpp"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -11,10 +12,13 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bind_origin.hpp"
 #include "layout.hpp"
+#include "results.hpp"
+#include "splits.hpp"
 #include "waiting.hpp"
 
 namespace nb = nanobind;
@@ -118,7 +122,11 @@ void bind_call(nb::module_& module) {
             return call;
           },
           "flags"_a, "The same call, come another way.")
-      .def("agrees_with", &agrees, "other"_a, "Whether the two are the same call, whatever the shape is.");
+      .def("agrees_with", &agrees, "other"_a, "Whether the two are the same call, whatever the shape is.")
+      .def(
+          "fits",
+          [](const Description& self, const Description& other) { return content_of(self) == content_of(other); },
+          "receive"_a, "Of a message: whether it has the dtype and number of elements that are received.");
 }
 
 void bind_witness(nb::module_& module) {
@@ -141,12 +149,13 @@ void bind_witness(nb::module_& module) {
       .def(
           "__init__",
           [](Testimony* self, const std::optional<MadeCall>& call, const std::optional<MadeCall>& completed,
-             std::string_view refused) {
-            Testimony testimony{call.value_or(MadeCall{}), completed.value_or(MadeCall{}), 0, {}};
+             std::string_view refused, std::uint64_t posted) {
+            Testimony testimony{call.value_or(MadeCall{}), completed.value_or(MadeCall{}), posted, {}};
             copy_text(testimony.refused, refused);
             new (self) Testimony(testimony);
           },
-          nb::kw_only(), "call"_a.none() = nb::none(), "completed"_a.none() = nb::none(), "refused"_a = "")
+          nb::kw_only(), "call"_a.none() = nb::none(), "completed"_a.none() = nb::none(), "refused"_a = "",
+          "posted"_a = 0)
       .def_prop_ro(
           "call", [](const Testimony& self) { return given(self.call.seq != 0, self.call); },
           "None: the rank had not made it.")
@@ -181,6 +190,45 @@ void bind_witness(nb::module_& module) {
       });
 }
 
+// Bytes of blocks, by rank and block.
+using Sizes = std::vector<std::vector<std::int64_t>>;
+
+std::optional<Splits> find_in(const Sizes& sent, const Sizes& expected) {
+  const auto has_all = [&](const auto& sizes) { return sizes.size() == sent.size(); };
+  if (!has_all(expected) || !std::all_of(sent.begin(), sent.end(), has_all) ||
+      !std::all_of(expected.begin(), expected.end(), has_all)) {
+    throw std::invalid_argument("expected a size per rank and peer");
+  }
+  const auto at = [](const Sizes& sizes, int rank, int peer) {
+    return sizes[static_cast<std::size_t>(rank)][static_cast<std::size_t>(peer)];
+  };
+  return find_splits(
+      static_cast<int>(sent.size()), [&](int from, int to) { return at(sent, from, to); },
+      [&](int from, int to) { return at(expected, to, from); });
+}
+
+// Addresses and bytes of tensors, one after another.
+using Memory = std::vector<std::pair<std::uintptr_t, std::uint64_t>>;
+
+Blocks to_blocks(const Memory& memory) {
+  std::vector<Piece> pieces;
+  for (const auto& [address, size] : memory) pieces.push_back({reinterpret_cast<std::byte*>(address), size});
+  Blocks blocks;
+  if (!pieces.empty()) blocks.add_block(pieces.data(), pieces.size());
+  return blocks;
+}
+
+void bind_result(nb::module_& module) {
+  module.def(
+      "hash_of_result",
+      [](std::string_view op, const Memory& inputs, const Memory& outputs) {
+        return hash_of_result(op_named(op), to_blocks(inputs), to_blocks(outputs));
+      },
+      "op"_a, "inputs"_a, "outputs"_a,
+      "Of what must be equal on all ranks when a call has ended, in tensors given by address and bytes; 0 for other "
+      "ops.");
+}
+
 void bind_failure(nb::module_& module) {
   nb::class_<Misfit>(module, "Misfit", "The message that does not fit the receive of the failure's finder.")
       .def(
@@ -192,7 +240,12 @@ void bind_failure(nb::module_& module) {
           },
           nb::kw_only(), "sent"_a, "where"_a)
       .def_ro("sent", &Misfit::sent)
-      .def_prop_ro("where", [](const Misfit& self) { return text_of(self.where); });
+      .def_prop_ro("where", [](const Misfit& self) { return text_of(self.where); })
+      .def_ro("fitting_seq", &Misfit::fitting_seq,
+              "Where messages come in another order: the number of another one that fits; 0: none is known.")
+      .def_prop_ro(
+          "is_sent_fitting", [](const Misfit& self) { return self.is_sent_fitting != 0; },
+          "Whether what was sent fits that receive; else what is received fits that message.");
 
   nb::class_<Splits>(module, "Splits", "Two ranks of which one sends what the other does not expect.")
       .def(
@@ -201,6 +254,8 @@ void bind_failure(nb::module_& module) {
             new (self) Splits{sender, receiver, bytes_sent, bytes_expected};
           },
           nb::kw_only(), "sender"_a, "receiver"_a, "bytes_sent"_a, "bytes_expected"_a)
+      .def_static("find", &find_in, "sent"_a, "expected"_a,
+                  "The first two ranks that do not fit, of the bytes that each rank sends to and expects from each.")
       .def_ro("sender", &Splits::sender)
       .def_ro("receiver", &Splits::receiver)
       .def_ro("bytes_sent", &Splits::bytes_sent)
@@ -212,12 +267,13 @@ void bind_failure(nb::module_& module) {
           [](Failure* self, int kind, int rank, const Description& call, std::uint64_t seq, std::string_view where,
              int peer, const std::optional<Misfit>& misfit, const std::optional<Splits>& splits,
              const std::vector<int>& missing, const std::vector<std::uint32_t>& other_tags, int leaving, int status,
-             std::string_view reason) {
+             std::string_view reason, std::optional<std::uint64_t> agreed) {
             Failure failure{};
             failure.kind = static_cast<FailureKind>(kind);
             failure.rank = rank;
             failure.call = call;
             failure.seq = seq;
+            failure.agreed = agreed.value_or(seq == 0 ? 0 : seq - 1);
             copy_text(failure.where, where);
             failure.peer = peer;
             if (misfit) failure.misfit = *misfit;
@@ -234,7 +290,8 @@ void bind_failure(nb::module_& module) {
           },
           nb::kw_only(), "kind"_a, "rank"_a, "call"_a, "seq"_a, "where"_a = "", "peer"_a = kNoRank,
           "misfit"_a.none() = nb::none(), "splits"_a.none() = nb::none(), "missing"_a = std::vector<int>(),
-          "other_tags"_a = std::vector<std::uint32_t>(), "leaving"_a = 0, "status"_a = kUnknownStatus, "reason"_a = "")
+          "other_tags"_a = std::vector<std::uint32_t>(), "leaving"_a = 0, "status"_a = kUnknownStatus, "reason"_a = "",
+          "agreed"_a.none() = nb::none())
       .def_prop_ro("kind", [](const Failure& self) { return static_cast<int>(self.kind); })
       .def_ro("rank", &Failure::rank, "Who found it.")
       .def_ro("call", &Failure::call, "What the finder was doing.")
@@ -270,6 +327,7 @@ void bind_description(nb::module_& module) {
   bind_call(module);
   bind_witness(module);
   bind_failure(module);
+  bind_result(module);
 }
 
 }  // namespace phalanx

@@ -167,6 +167,10 @@ NB_MODULE(_core_ext, m) {
             return mapped(Segment::open(path, to_nonce(nonce), size));
           },
           "path"_a, "nonce"_a, "size"_a)
+      .def_static(
+          "create_private",
+          [](int size, const Tuning& tuning) { return mapped(Segment::create_private(size, tuning)); }, "size"_a,
+          "tuning"_a, "Of this process alone, for ranks that are threads.")
       .def_prop_ro("fd", [](const MappedSegment& self) { return self.segment->fd(); })
       .def_prop_ro("tuning", [](const MappedSegment& self) { return self.segment->header().tuning; })
       .def_prop_ro(
@@ -234,6 +238,7 @@ NB_MODULE(_core_ext, m) {
   bind_debug(m, group);
   bind_box(m, group);
   bind_agreement(m);
+  bind_local_agreement(m);
   bind_constants(m);
   bind_front(m);
 }

@@ -1,9 +1,9 @@
 #include "call.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
+#include "results.hpp"
 #include "signature.hpp"
 
 namespace phalanx {
@@ -24,33 +24,6 @@ constexpr bool is_for(std::uint64_t word, std::uint64_t seq) noexcept {
 }
 
 constexpr bool agree(std::uint64_t one, std::uint64_t other) noexcept { return ((one ^ other) & ~kShapeBits) == 0; }
-
-// Of the bytes one after another, however they are divided into blocks and pieces: ranks may do that differently.
-std::uint64_t hash_of(const Blocks& blocks) noexcept {
-  std::uint64_t hash = 1;
-  std::byte word[sizeof(std::uint64_t)];
-  std::size_t filled = 0;
-  const auto take = [&] {
-    std::uint64_t value = 0;
-    std::memcpy(&value, word, filled);
-    hash = mix(hash, value);
-    filled = 0;
-  };
-  for (std::size_t block = 0; block < blocks.num(); ++block) {
-    blocks.for_runs(block, 0, blocks.size(block), [&](const std::byte* data, std::uint64_t run, std::uint64_t) {
-      while (run > 0) {
-        const std::uint64_t part = std::min<std::uint64_t>(run, sizeof(word) - filled);
-        std::memcpy(word + filled, data, part);
-        filled += part;
-        if (filled == sizeof(word)) take();
-        data += part;
-        run -= part;
-      }
-    });
-  }
-  if (filled > 0) take();
-  return hash;
-}
 
 }  // namespace
 
@@ -151,12 +124,7 @@ void Call::write_descriptor() noexcept {
   mine.call = *request_;
 }
 
-// Of what must be equal on all ranks; 0 for other ops.
-std::uint64_t Call::result_hash() const noexcept {
-  if (!traits_of(request_->op).shared_result) return 0;
-  // The root of a broadcast writes nothing.
-  return hash_of(request_->out.empty() ? request_->in : request_->out);
-}
+std::uint64_t Call::result_hash() const noexcept { return hash_of_result(request_->op, request_->in, request_->out); }
 
 bool Call::meet() {
   if (!reached(sources, Counter::staged, first_tick_ + 1)) return false;

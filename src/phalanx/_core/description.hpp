@@ -91,4 +91,15 @@ constexpr bool agrees(const Description& one, const Description& other) noexcept
          one.layout == other.layout;
 }
 
+// What a message carries.
+struct MessageContent {
+  DType dtype = DType::none;
+  std::uint32_t unlisted_dtype = 0;
+  std::int64_t count = 0;
+  bool operator==(const MessageContent&) const = default;
+};
+constexpr MessageContent content_of(const Description& message) noexcept {
+  return {message.dtype, message.unlisted_dtype, message.count};
+}
+
 }  // namespace phalanx

@@ -66,14 +66,7 @@ void Group::place_anew(const Location* location) {
 }
 
 void Group::keep_records(std::shared_ptr<BlackBox> box, std::uint32_t group, const std::string& path) {
-  if (box->forked()) return;
-  member_->box_group = group;
-  member_->box = std::move(box);
-  member_->placed = nullptr;
-  member_->placed_text = 0;
-  // One that does not fit is not known to peers, rather than wrong.
-  auto& known = segment().answer(member_->seat()).box;
-  known.write(path.size() <= known.kRoom ? path : "");
+  member_->keep_records(std::move(box), group, path);
 }
 
 void Group::abort(const std::string& text) { member_->abort(seq(), text); }

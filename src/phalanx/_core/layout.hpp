@@ -65,6 +65,8 @@ inline constexpr std::uint32_t kLocations = 64;
 // which goes on may be behind by any number of calls. For messages: few, since there are some for every two ranks.
 inline constexpr int kPostDepthBits = 5, kPostLevels = 9, kPostDepth = 1 << kPostDepthBits;
 inline constexpr int kPairDepthBits = 1, kPairLevels = 7;
+// A rank keeps so many of its own words, per level, in its own memory (comparing.hpp).
+inline constexpr int kKeptPostBits = 12, kKeptPairBits = 8;
 
 // How much is compared between ranks.
 enum class Check : std::uint32_t { off = 0, on = 1, full = 2 };
@@ -106,6 +108,10 @@ inline constexpr std::uint32_t kTagsKept = 24;
 struct Misfit {
   Description sent;
   char where[kWhereBytes];
+  // Where messages come in another order: the number of another message of one side that fits this one of the other
+  // side; 0: none is known.
+  std::uint64_t fitting_seq = 0;
+  std::uint32_t is_sent_fitting = 0;  // 1: what was sent fits that receive; 0: what is received fits that message
 };
 
 // Two ranks of which one sends, in a call that exchanges sizes, what the other does not expect.
@@ -315,6 +321,7 @@ struct PostLine {
 struct alignas(kLine) PostEntry {
   struct Content {
     std::uint64_t seq;
+    std::uint64_t result;  // as in Descriptor
     Description call;
     std::uint32_t location;
   };

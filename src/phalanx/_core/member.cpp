@@ -64,6 +64,29 @@ std::vector<Testimony> Member::testimonies() const {
   return all;
 }
 
+void Member::keep_records(std::shared_ptr<BlackBox> new_box, std::uint32_t group, const std::string& path) {
+  if (new_box->forked()) return;
+  box_group = group;
+  box = std::move(new_box);
+  placed = nullptr;
+  placed_text = 0;
+  // One that does not fit is not known to peers, rather than wrong.
+  auto& known = segment->answer(seat()).box;
+  known.write(path.size() <= known.kRoom ? path : "");
+}
+
+std::string Member::identity() const {
+  constexpr std::size_t kBytes = 8;
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < kBytes; ++i) {
+    const std::uint8_t byte = segment->header().nonce[i];
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
 void Member::blame(const Ticket& ticket, Result result) const {
   if (box && (result == Result::failed || result == Result::was_broken) && lines.failed()) {
     ticket.entry.blame(lines.failure());

@@ -46,6 +46,10 @@ struct Member {
   void abort(std::uint64_t seq, const std::string& reason);
   // What the finder of the group's failure saw, by rank.
   std::vector<Testimony> testimonies() const;
+  // From now on calls are recorded in this box, as calls of this group there. `path` is where peers find it.
+  void keep_records(std::shared_ptr<BlackBox> new_box, std::uint32_t group, const std::string& path);
+  // The same on all ranks of the group, and on those of no other group.
+  std::string identity() const;
   // Writes down why a call fails, before it ends with this result.
   void blame(const Ticket& ticket, Result result) const;
 

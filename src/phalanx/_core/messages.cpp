@@ -150,9 +150,8 @@ void Messages::accept(int from, std::uint64_t number, const Envelope& envelope, 
     first_source_ = (from + 1) % member_->size();
     ticket->entry.came_from(from);
   }
-  if (envelope.dtype != static_cast<std::uint8_t>(ticket->call.dtype) ||
-      envelope.unlisted_dtype != ticket->call.unlisted_dtype || envelope.count != ticket->call.count ||
-      envelope.bytes != ticket->data.size) {
+  const MessageContent sent{static_cast<DType>(envelope.dtype), envelope.unlisted_dtype, envelope.count};
+  if (sent != content_of(ticket->call) || envelope.bytes != ticket->data.size) {
     Failure failure;
     failure.kind = FailureKind::message;
     failure.rank = rank_;

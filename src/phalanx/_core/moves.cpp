@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "algorithms.hpp"
+#include "splits.hpp"
 
 namespace phalanx {
 
@@ -144,16 +145,11 @@ void stage_all_to_all(Call& call, std::uint64_t tick) {
   stage_by_destination(call, tick);
 }
 
-// The first two ranks, in rank order, that do not fit: the same on every rank that looks.
 void fail_by_splits(Call& call) {
-  for (int from = 0; from < call.size(); ++from) {
-    for (int to = 0; to < call.size(); ++to) {
-      const std::uint64_t sent = size_sent(call, from, to);
-      const std::uint64_t expected = size_expected(call, from, to);
-      if (sent == expected) continue;
-      return call.fail_by_splits({from, to, static_cast<std::int64_t>(sent), static_cast<std::int64_t>(expected)});
-    }
-  }
+  const auto found = find_splits(
+      call.size(), [&](int from, int to) { return size_sent(call, from, to); },
+      [&](int from, int to) { return size_expected(call, from, to); });
+  if (found) call.fail_by_splits(*found);
 }
 
 bool meet_all_to_all(Call& call) {

@@ -14,12 +14,16 @@
 // just before the one that takes its place. So the reader looks at the number once more after it has read the word: as
 // long as that has not come so far, the word is the right one. docs/decisions/0013-agreement.md has the whole argument.
 //
+// A rank also keeps its words in memory of its own, in deeper rings, for the thread that compares when nothing moves
+// (comparing.hpp).
+//
 // The algorithm is a state machine that makes one access to shared memory per step. tests/native/interleavings.cpp runs
 // it through all orders of the steps of several ranks.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace phalanx {
@@ -34,14 +38,29 @@ struct Difference {
   constexpr explicit operator bool() const noexcept { return peer >= 0; }
 };
 
-// The rings of words: kLevels of them, of kDepth words each.
-template <int kDepthBits, int kLevels>
+// Two ranks make the same call with tensors of different shapes.
+struct OtherShape {
+  std::int32_t peer = -1;  // -1: there is none
+  std::uint64_t seq = 0;
+  constexpr explicit operator bool() const noexcept { return peer >= 0; }
+};
+
+// The word of a call: a part of the running hash of all calls up to it, and the hash of a shape, in which ranks may
+// differ.
+constexpr std::uint64_t posted_word(std::uint64_t chain, std::uint16_t shape) noexcept {
+  return (chain & ~std::uint64_t{0xffff}) | shape;
+}
+constexpr bool words_agree(std::uint64_t one, std::uint64_t other) noexcept { return (one ^ other) >> 16 == 0; }
+
+// The rings of words: kLevels of them, of kDepth words each. A level has every 2^kStrideBits-th word of the one below.
+template <int kDepthBits, int kLevels, int kStrideBits = kDepthBits>
 struct Rings {
   static constexpr std::uint64_t kDepth = std::uint64_t{1} << kDepthBits;
-  static_assert(kDepth >= 2 && kDepthBits * kLevels < 64);
+  static constexpr std::size_t kWords = kDepth * kLevels;
+  static_assert(kDepth >= 2 && kDepthBits >= kStrideBits && kDepthBits + kStrideBits * (kLevels - 1) < 64);
 
   // Calls from one word of a level to the next.
-  static constexpr std::uint64_t stride(int level) noexcept { return std::uint64_t{1} << (kDepthBits * level); }
+  static constexpr std::uint64_t stride(int level) noexcept { return std::uint64_t{1} << (kStrideBits * level); }
   static constexpr bool has(int level, std::uint64_t seq) noexcept { return seq % stride(level) == 0; }
   static constexpr std::uint64_t slot(int level, std::uint64_t seq) noexcept { return seq / stride(level) % kDepth; }
   // Whether the word of `seq` is there for certain while its rank has posted `posted` calls and not more than begun the
@@ -57,10 +76,12 @@ struct Rings {
 //   void set_posted(std::uint64_t seq)                              of this rank; sequentially consistent
 //   std::uint64_t word(int rank, int level, std::uint64_t slot)     acquire
 //   void set_word(int level, std::uint64_t slot, std::uint64_t)     of this rank; release
-template <int kDepthBits, int kLevels, int kMostRanks>
+//   void keep_word(int level, std::uint64_t slot, std::uint64_t)    in this rank's own memory; release
+template <int kDepthBits, int kLevels, int kKeptBits, int kMostRanks>
 class Posting {
  public:
   using Words = Rings<kDepthBits, kLevels>;
+  using KeptWords = Rings<kKeptBits, kLevels, kDepthBits>;
 
   Posting(int rank, int size) noexcept : rank_(rank), size_(size) {}
 
@@ -68,6 +89,7 @@ class Posting {
   std::uint64_t seq() const noexcept { return seq_; }
   // What was found last; none where nothing was.
   const Difference& difference() const noexcept { return difference_; }
+  const OtherShape& other_shape() const noexcept { return other_shape_; }
 
   // For tests: as if so many calls had been posted, and compared with all peers.
   void start_after(std::uint64_t seq) noexcept {
@@ -78,17 +100,17 @@ class Posting {
   // The next access publishes the number of the call.
   bool is_about_to_publish() const noexcept { return state_ == State::publish; }
 
-  // Begins to post the next call, of which `chain` is the word.
-  void begin(std::uint64_t chain) noexcept {
+  // Begins to post the next call.
+  void begin(std::uint64_t word) noexcept {
     ++seq_;
-    own_[seq_ % Words::kDepth] = chain;
+    own_[seq_ % Words::kDepth] = word;
     level_ = 0;
     state_ = State::write;
   }
   // Posts it, in as many accesses as there are. False: a difference was found.
   template <class Memory>
-  bool post(Memory& memory, std::uint64_t chain) noexcept {
-    begin(chain);
+  bool post(Memory& memory, std::uint64_t word) noexcept {
+    begin(word);
     while (!step(memory)) {
     }
     return !difference_;
@@ -99,6 +121,7 @@ class Posting {
   bool step(Memory& memory) noexcept {
     switch (state_) {
       case State::write:
+        memory.keep_word(level_, KeptWords::slot(level_, seq_), own(seq_));
         memory.set_word(level_, Words::slot(level_, seq_), own(seq_));
         if (++level_ == kLevels || !Words::has(level_, seq_)) state_ = State::publish;
         return false;
@@ -177,7 +200,8 @@ class Posting {
       ++level_;
       return choose_level() ? false : next_peer();
     }
-    if (word_ == own(at_)) {
+    if (words_agree(word_, own(at_))) {
+      if (word_ != own(at_)) other_shape_ = {peer_, at_};
       agreed(peer_) = std::max(agreed(peer_), at_);
       return is_searching ? search_on() : next_peer();
     }
@@ -212,6 +236,7 @@ class Posting {
   std::uint64_t at_ = 0;    // the call that is compared
   std::uint64_t word_ = 0;  // of the peer
   Difference difference_;
+  OtherShape other_shape_;
   std::array<std::uint64_t, Words::kDepth> own_{};  // this rank's words, as in memory
   std::array<std::uint64_t, kMostRanks> seen_{};    // by peer: the number that was read last
   std::array<std::uint64_t, kMostRanks> agreed_{};  // by peer: the last call that was compared

@@ -35,6 +35,8 @@ class Reporting {
   // Goes on. True: it is over, and the group has a failure, this one or another, unless all ranks that began to report
   // one are held up for seconds.
   bool advance(Clock::time_point now);
+  // From now on the report waits for nobody who is absent.
+  void hurry(Clock::time_point now) noexcept { complete_by_ = now; }
   // When to go on again: never, where nothing is reported.
   Clock::time_point next_look(Clock::time_point now) const noexcept {
     return is_under_way() ? now + kBetweenLooks : Clock::time_point::max();

@@ -128,7 +128,8 @@ class Lines {
   bool gone(int rank, GaveUp kind, bool ask) const noexcept;
   bool is_dead(int rank) const noexcept {
     Peer* const process = process_of(rank);
-    return process != nullptr && process->dead();
+    // Ranks that are threads: who is gone is told by those who run them.
+    return process != nullptr ? process->dead() : leaving(rank) != Leaving::no;
   }
   // The failure that a peer's end is.
   Failure describe_gone(int rank) const;

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from phalanx import _native
 from phalanx.debug.absence import Asker, describe_absent, last_calls
 from phalanx.debug.own_box import own_box
+from phalanx.debug.posted import recorded_calls
 from phalanx.debug.seen import SeenGroups
 from phalanx.transports.advisers import Adviser
+from phalanx.transports.posting import PostedCalls
 from phalanx.types import GroupInfo
 
 __all__ = ["Advising"]
@@ -32,6 +34,11 @@ class Advising(Adviser):
         if not isinstance(group, _native.Group):
             return _own_lines(group, "lost", peer)
         return self._say_once(group, lambda asker: last_calls(asker, peer))
+
+    def recorded(
+        self, group: Any, info: GroupInfo, failure: _native.Failure
+    ) -> Mapping[int, Mapping[int, _native.MadeCall]]:
+        return recorded_calls(group, info, failure) if isinstance(group, PostedCalls) else {}
 
     def _say_once(self, group: _native.Group, describe: Callable[[Asker], list[str]]) -> list[str]:
         """A group fails once, and says the same at every further call."""

@@ -10,7 +10,7 @@ from phalanx.debug.box_reader import read_box
 from phalanx.debug.own_box import own_box
 from phalanx.errors import GroupError
 from phalanx.transports import limits
-from phalanx.transports.threads import place
+from phalanx.transports.threads import this_thread
 
 __all__ = ["dump"]
 
@@ -21,7 +21,7 @@ def dump(path: str | os.PathLike[str], *, format: flight.Format = "pickle", shor
     `path` is a file, or a folder in which the file gets the name that the analyzer looks for. `format` is "pickle" or
     "json". A short dump leaves out where calls were made and how long they took.
     """
-    box = own_box().box if place.world is None else place.world.own_box()
+    box = own_box().box if this_thread.run is None else this_thread.run.own_box()
     if box is None:
         raise GroupError(
             "there is no black box: this process has made no group, or PHALANX_BLACK_BOX is 0",

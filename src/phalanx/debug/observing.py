@@ -30,6 +30,7 @@ from phalanx.transports import levels, limits
 from phalanx.transports.advisers import take_advice_of
 from phalanx.transports.identities import NOBODY, Identity
 from phalanx.transports.observers import Observer, observe
+from phalanx.transports.posting import PostedCalls
 from phalanx.transports.recording import remember_group
 from phalanx.transports.refusals import awaited_refusals
 from phalanx.transports.reports import describe_awaited_refusals, describe_shapes
@@ -70,6 +71,8 @@ class _Watching(Observer):
 
     def __init__(self) -> None:
         self.groups = SeenGroups()
+        # Groups that only post.
+        self._posted: weakref.WeakSet[PostedCalls] = weakref.WeakSet()
         # The garbage collector may call `failed` in the middle of `failed`: no locks, and every step is atomic.
         self._told: dict[str, int] = {}
         self._numbers = itertools.count(1)
@@ -86,6 +89,7 @@ class _Watching(Observer):
 
     def _forget(self) -> None:
         self.groups.forget_all()
+        self._posted = weakref.WeakSet()
         self._told = {}
         self._makings = Makings()
         self._numbers = itertools.count(1)
@@ -103,9 +107,12 @@ class _Watching(Observer):
         if isinstance(error, PhalanxError):
             self.failed(error)
 
-    def joined(self, transport: WatchedTransport, info: GroupInfo, folder: str) -> None:
+    def joined(self, transport: WatchedTransport | PostedCalls, info: GroupInfo, folder: str) -> None:
         try:
-            self._join(transport, info, folder)
+            if isinstance(transport, PostedCalls):
+                self._join_posted(transport, info, folder)
+            else:
+                self._join(transport, info, folder)
         finally:
             # Its deaths are watched from now on as those of a group.
             self._makings.end(own_box(), info)
@@ -130,7 +137,18 @@ class _Watching(Observer):
         if levels.logs_creation():
             _log_creation(info, group, own.path)
 
-    def _number(self, transport: WatchedTransport, info: GroupInfo) -> None:
+    def _join_posted(self, posted: PostedCalls, info: GroupInfo, folder: str) -> None:
+        own = own_box()
+        box = own.make(info, folder)
+        self._number(posted, info)
+        if box is not None:
+            posted.keep_records(box, remember_group(box, info, identity=posted.identity), own.path)
+            if not self.groups and not self._posted:
+                own.set_rank(info.job_ranks[info.rank], info.size)
+        self._posted.add(posted)
+        answers.start(self._tell_notes)
+
+    def _number(self, transport: WatchedTransport | PostedCalls, info: GroupInfo) -> None:
         """Finds the ranks of a group in the job. The first group numbers the job, and so does torch's default group.
 
         Other groups have ranks of their own; their processes are known from the groups before. A process that was never
@@ -153,11 +171,14 @@ class _Watching(Observer):
             known = remember_group(own.box, info, identity=group.identity)
             group.keep_records(own.box, known, own.path)
 
-    def leaving(self, transport: WatchedTransport) -> None:
+    def leaving(self, transport: WatchedTransport | PostedCalls) -> None:
         self._tell_notes()
         self._keep_time_of(sys.exception())
-        self.groups.remove(transport)
-        if not self.groups:
+        if isinstance(transport, PostedCalls):
+            self._posted.discard(transport)
+        else:
+            self.groups.remove(transport)
+        if not self.groups and not self._posted:
             answers.stop()
 
     def _keep_time_of(self, exception: BaseException | None) -> None:
@@ -286,6 +307,10 @@ class _Watching(Observer):
             note = None if group is None else group.take_note()
             if note is not None:
                 logger.warning("%s", describe_shapes(seen.info, note))
+        for posted in list(self._posted):
+            note = posted.take_note()
+            if note is not None:
+                logger.warning("%s", describe_shapes(posted.info, note))
 
 
 _watching: list[_Watching] = []

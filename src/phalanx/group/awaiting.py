@@ -41,7 +41,7 @@ def wait_in_loop(work: Awaitable[_Result]) -> Generator[Any, None, _Result]:
             "expected the event loop that awaited this Work before, got another one",
             "await a Work in one event loop; other loops and threads may call its wait()",
         )
-    if threads.place.world is not None:
+    if threads.this_thread.run is not None:
         while not work.is_completed():
             yield
     elif not work.is_completed():

@@ -25,7 +25,7 @@ from phalanx import children
 from phalanx.errors import REPORT_NOTE
 from phalanx.phrases import short_path
 from phalanx.transports import keeper
-from phalanx.transports.base import Transport
+from phalanx.transports.base import Ending
 from phalanx.transports.observers import tell
 from phalanx.transports.places import is_framework
 
@@ -36,7 +36,7 @@ _MOST_CHARACTERS = 900
 _MOST_FRAMES = 10
 
 # The groups this process is in.
-_transports: weakref.WeakSet[Transport] = weakref.WeakSet()
+_transports: weakref.WeakSet[Ending] = weakref.WeakSet()
 _hooked = False
 # The exception that nobody caught. Kept, as Python keeps sys.last_exc: a group that its frames hold is left when the
 # process ends, not when the exception goes.
@@ -44,14 +44,14 @@ _raised: BaseException | None = None
 _process_with_finalizer = 0
 
 
-def enter(transport: Transport) -> None:
+def enter(transport: Ending) -> None:
     """This process is in a group."""
     _transports.add(transport)
     keeper.begin()
     _install()
 
 
-def leave(transport: Transport) -> None:
+def leave(transport: Ending) -> None:
     """The group is closed on this rank. With the last one of processes, the process has no thread of ours any more."""
     _tell_exception(transport)
     try:
@@ -67,7 +67,7 @@ def leave(transport: Transport) -> None:
                 tell.left()
 
 
-def _tell_exception(transport: Transport) -> None:
+def _tell_exception(transport: Ending) -> None:
     """If an exception is in flight while a group is left, it becomes the rank's last words there."""
     exception = sys.exception()
     if exception is not None:
@@ -98,7 +98,7 @@ def last_words(exception: BaseException) -> str:
     return words.encode("utf-8", "backslashreplace").decode()
 
 
-def _tell(exception: BaseException, transports: Iterable[Transport], *, is_last: bool = False) -> None:
+def _tell(exception: BaseException, transports: Iterable[Ending], *, is_last: bool = False) -> None:
     """Never raises: the program has an exception of its own to report. `is_last`: it ends the process."""
     with contextlib.suppress(Exception):
         is_plain_exit = isinstance(exception, SystemExit) and (exception.__context__ is None or not exception.code)

@@ -60,9 +60,9 @@ def _find_store(
     url: str | None, rank: int | None, world_size: int | None, timeout: timedelta, name: str
 ) -> tuple[Store, int, int]:
     """Where to meet, as torch finds it."""
-    world = threads.place.world
-    if url is None and world is not None:
-        own = world.environment()
+    run = threads.this_thread.run
+    if url is None and run is not None:
+        own = run.environment()
         return own[0], own[1] if rank is None else rank, own[2] if world_size is None else world_size
     url = "env://" if url is None else url
     try:

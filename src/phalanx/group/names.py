@@ -61,5 +61,5 @@ def release(key: Key, group: object) -> None:
 
 
 def _key(name: str) -> Key:
-    world = threads.place.world
-    return world, 0 if world is None else world.environment()[1], name
+    run = threads.this_thread.run
+    return run, 0 if run is None else run.environment()[1], name

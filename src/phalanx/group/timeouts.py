@@ -60,7 +60,7 @@ def seconds_to_join(timeout: timedelta, name: str) -> float:
     """Among threads nothing but a timeout that was asked for ends a wait: what else would is found as a deadlock."""
     seconds = check_timeout(timeout, name)
     unset = timeout is DEFAULT_TIMEOUT or timeout == UNSET_TIMEOUT
-    return math.inf if unset and threads.place.world is not None else seconds
+    return math.inf if unset and threads.this_thread.run is not None else seconds
 
 
 def _invalid(error: Exception, timeout: Any, op: str, group: str | None = None, rank: int | None = None) -> InvalidCall:

@@ -102,7 +102,7 @@ class Work(TorchWork):
         pending = self._pending
         if pending is None:
             return True
-        if not pending.ended:
+        if not pending.poll():
             return False
         # Whoever asks may look at the tensors next.
         pending.deliver()
@@ -113,7 +113,7 @@ class Work(TorchWork):
 
     def exception(self) -> BaseException | None:
         pending = self._pending
-        if pending is None or not pending.ended:
+        if pending is None or not pending.poll():
             return None
         try:
             pending.deliver_or_raise()

@@ -106,22 +106,22 @@ class Free(Scheduling):
             self._changed.notify_all()
         self._check_alive(me)
 
-    def wait(self, ticket: Waitable, timeout: float | None) -> bool:
+    def wait(self, awaited: Waitable, timeout: float | None) -> bool:
         until = None if timeout is None else self.now() + timeout
         while True:
             me = self._come()
             self._receive(me)
             self._expire()
-            if ticket.ended or (until is not None and self.now() >= until):
-                return ticket.ended
-            self._wait_for_change(me, ticket, until)
+            if awaited.ended or (until is not None and self.now() >= until):
+                return awaited.ended
+            self._wait_for_change(me, awaited, until)
 
-    def _wait_for_change(self, me: Strand, ticket: Waitable, until: float | None) -> None:
+    def _wait_for_change(self, me: Strand, awaited: Waitable, until: float | None) -> None:
         """Until something may have changed."""
         with self._changed:
-            if ticket.ended or me.inbox or me.interrupt or self._abandoned or me.rank in self._dead:
+            if awaited.ended or me.inbox or me.interrupt or self._abandoned or me.rank in self._dead:
                 return
-            me.waits_for, me.until = ticket, until
+            me.waits_for, me.until = awaited, until
             while self._timers and self._timers[0][2].is_over():
                 heapq.heappop(self._timers)
             out_of_reach = None if self._timers else self._running_out_of_reach()
@@ -191,7 +191,7 @@ class Free(Scheduling):
                 entry = (time.monotonic() + seconds, next(self._numbers), Timer(expire, is_over))
                 heapq.heappush(self._timers, entry)
 
-    def wake(self, ticket: Waitable) -> None:
+    def wake(self, awaited: Waitable) -> None:
         self._notify()
 
     def happened(self) -> None:

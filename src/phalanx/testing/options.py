@@ -37,7 +37,7 @@ class Options:
     processes: bool = False
 
     def __post_init__(self) -> None:
-        if threads.place.world is not None:
+        if threads.this_thread.run is not None:
             raise RuntimeError(
                 "expected to be outside of a run, got a call from one of its ranks; runs can't be nested"
             )

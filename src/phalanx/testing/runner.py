@@ -22,7 +22,7 @@ from phalanx.testing.options import STUCK_AFTER, Options
 from phalanx.testing.processes import Tell, run_in_processes
 from phalanx.testing.schedules import Policy, Recorded, Replay, Trace
 from phalanx.testing.scheduling import Interruption, Unwound
-from phalanx.testing.world import Stuck, ThreadsWorld, World, exit_error
+from phalanx.testing.world import Stuck, ThreadsRun, World, exit_error
 
 __all__ = ["execute", "run"]
 
@@ -129,7 +129,7 @@ class _Outcome:
 
 def _run_once(options: Options, policy: Policy | None) -> _Outcome:
     ranks = options.ranks
-    with ThreadsWorld(ranks, policy, options.faults_by_call) as world:
+    with ThreadsRun(ranks, policy, options.faults_by_call) as world:
         outcome = _Outcome([None] * ranks, [], world.turns.choices, world.turns.trace)
         world.failures_of_helpers = outcome.failures
         # A deadlock is told before the run counts as stuck.
@@ -184,7 +184,7 @@ def _run_once(options: Options, policy: Policy | None) -> _Outcome:
     return outcome
 
 
-def _watch(world: ThreadsWorld, stuck_after: float) -> None:
+def _watch(world: ThreadsRun, stuck_after: float) -> None:
     """Until all have ended. A rank that keeps its turn for too long gets an exception; one that ignores it is left."""
     turns = world.turns
     seen, since, told = turns.num_steps, time.monotonic(), False

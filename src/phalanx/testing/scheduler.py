@@ -307,43 +307,43 @@ class Turns(Scheduling):
             waiting.remove(strand)
         strand.waits_for = None
 
-    def wait(self, ticket: Waitable, timeout: float | None) -> bool:
+    def wait(self, awaited: Waitable, timeout: float | None) -> bool:
         me = self._arrive()
-        alarm = None if timeout is None else self._set_alarm(me, ticket, timeout)
+        alarm = None if timeout is None else self._set_alarm(me, awaited, timeout)
         self._receive(me)
-        while not ticket.ended and not (alarm is not None and alarm.rang):
-            me.waits_for = ticket
-            self._waiting.setdefault(id(ticket), []).append(me)
+        while not awaited.ended and not (alarm is not None and alarm.rang):
+            me.waits_for = awaited
+            self._waiting.setdefault(id(awaited), []).append(me)
             try:
                 self._let_others(me)
             finally:
                 me.waits_for = None
-                if me in self._waiting.get(id(ticket), ()):
-                    self._waiting[id(ticket)].remove(me)
+                if me in self._waiting.get(id(awaited), ()):
+                    self._waiting[id(awaited)].remove(me)
         if alarm is not None:
             alarm.rang = True
-        return ticket.ended
+        return awaited.ended
 
-    def _set_alarm(self, strand: Strand, ticket: Waitable, timeout: float) -> _Alarm:
+    def _set_alarm(self, strand: Strand, awaited: Waitable, timeout: float) -> _Alarm:
         alarm = _Alarm()
 
         def ring() -> None:
             alarm.rang = True
-            self._wake_strand(strand, ticket)
+            self._wake_strand(strand, awaited)
 
-        self.at(timeout, ring, lambda: ticket.ended or alarm.rang)
+        self.at(timeout, ring, lambda: awaited.ended or alarm.rang)
         return alarm
 
-    # For meetings, in any rank's thread.
+    # For groups, in any rank's thread.
 
     def at(self, seconds: float, expire: Callable[[], None], is_over: Callable[[], bool]) -> None:
         """Calls `expire` when so much time has gone by, unless it is over by then."""
         if seconds != float("inf"):
             heapq.heappush(self._timers, (self._time + seconds, next(self._numbers), Timer(expire, is_over)))
 
-    def wake(self, ticket: Waitable) -> None:
+    def wake(self, awaited: Waitable) -> None:
         self._num_events += 1
-        for strand in self._waiting.pop(id(ticket), ()):
+        for strand in self._waiting.pop(id(awaited), ()):
             self._ready.append(strand)
 
     def happened(self) -> None:
@@ -379,8 +379,8 @@ class Turns(Scheduling):
             if strand.waits_for is not None:
                 self._wake_strand(strand, strand.waits_for)
 
-    def _wake_strand(self, strand: Strand, ticket: Waitable) -> None:
-        waiting = self._waiting.get(id(ticket), [])
+    def _wake_strand(self, strand: Strand, awaited: Waitable) -> None:
+        waiting = self._waiting.get(id(awaited), [])
         if strand in waiting:
             waiting.remove(strand)
             self._ready.append(strand)

@@ -44,15 +44,15 @@ from phalanx.transports import threads
 from phalanx.transports.circles import find_circle
 from phalanx.transports.exchange import Exchange, Key
 from phalanx.transports.lookout import Venue
-from phalanx.transports.meeting import Meeting
 from phalanx.transports.threads import ThreadsTransport
-from phalanx.transports.tickets import Ticket
+from phalanx.transports.threads.hub import Hub
+from phalanx.transports.threads.in_flight import Awaited
 from phalanx.types import GroupInfo, Store, describe_ranks
 
-__all__ = ["Stuck", "ThreadsWorld", "World", "exit_error", "rank_here"]
+__all__ = ["Stuck", "ThreadsRun", "World", "exit_error", "rank_here"]
 
 
-# Of meetings.
+# Of hubs.
 _tokens = itertools.count(1)
 # Seconds that ranks are given to end when their run is abandoned.
 _TO_END = 1.0
@@ -71,8 +71,8 @@ def exit_error(rank: int, end: SystemExit) -> RuntimeError | None:
 
 def rank_here() -> int | None:
     """The rank whose thread this is, if it is one's."""
-    world = threads.place.world
-    return world.turns.rank if isinstance(world, ThreadsWorld) and world.turns.is_rank else None
+    run = threads.this_thread.run
+    return run.turns.rank if isinstance(run, ThreadsRun) and run.turns.is_rank else None
 
 
 class World:
@@ -118,19 +118,19 @@ class _Own:
 
 
 class _Making(NamedTuple):
-    """A group that a rank is making: as it means it, and where it waits for the others."""
+    """A group that a rank is making: as it means it, and where it waits for the other ranks."""
 
     info: GroupInfo
-    meeting: Meeting
+    hub: Hub
 
 
 def _has_come(making: Mapping[int, _Making], rank: int, to: _Making) -> bool:
     one = making.get(rank)
-    return to.info.members.index(rank) in to.meeting.owners or (one is not None and one.meeting is to.meeting)
+    return to.info.members.index(rank) in to.hub.meeting.owners or (one is not None and one.hub is to.hub)
 
 
-class ThreadsWorld:
-    """The ranks of one run. `threads.place` leads the groups of their threads here."""
+class ThreadsRun:
+    """The ranks of one run. `threads.this_thread` leads the groups of their threads here."""
 
     def __init__(self, size: int, policy: Policy | None, faults: Mapping[tuple[int, int], list[Fault]]) -> None:
         """Without a policy the ranks run freely."""
@@ -152,9 +152,9 @@ class ThreadsWorld:
         self.store = SharedStore(self.turns)
         # How ranks ended that have: whether they were killed, and their last words.
         self._ended: dict[int, tuple[bool, str]] = {}
-        self._meetings: dict[bytes, Meeting] = {}
+        self._hubs: dict[bytes, Hub] = {}
         # Of groups that were split from others, until all of their ranks have come: how many have not.
-        self._splits: dict[str, tuple[Meeting, int]] = {}
+        self._splits: dict[str, tuple[Hub, int]] = {}
         # What ranks came to make that wait for others, or are about to.
         self._making: dict[int, _Making] = {}
         self._lock = threading.Lock()
@@ -171,7 +171,7 @@ class ThreadsWorld:
                 self._folder = self._left_to_do.enter_context(folder_of_run())
             return self._folder
 
-    def __enter__(self) -> ThreadsWorld:
+    def __enter__(self) -> ThreadsRun:
         self._young = YoungObjects(self.size)
         self._before = Generators()
         self._in_place = seed_generators()
@@ -217,14 +217,14 @@ class ThreadsWorld:
             raise
         token = store.compare_set(f"{venue.meeting(info.members, number)}token", "", str(next(_tokens)))
         with self._lock:
-            meeting = self._meetings.get(token)
-            if meeting is None:
-                meeting = self._meetings[token] = Meeting(info, self.turns, message.meaning)
+            hub = self._hubs.get(token)
+            if hub is None:
+                hub = self._hubs[token] = Hub(info, self.turns, message.meaning)
         for rank in list(self._ended):
-            self._miss(meeting, rank)
-        transport = ThreadsTransport(meeting, info, self.turns.rank, self._own[self.turns.rank].box())
+            self._tell_end(hub, rank)
+        transport = ThreadsTransport(hub, info, self.turns.rank, self._own[self.turns.rank].box())
         try:
-            self._making[self.turns.rank] = _Making(info, meeting)
+            self._making[self.turns.rank] = _Making(info, hub)
             self._look_for_circle(self.turns.rank)
             transport.join(timeout)
         except BaseException:
@@ -239,14 +239,13 @@ class ThreadsWorld:
     def join_split(self, key: str, info: GroupInfo, owners: dict[int, int]) -> ThreadsTransport:
         with self._lock:
             if key in self._splits:
-                meeting, num_missing = self._splits.pop(key)
+                hub, num_missing = self._splits.pop(key)
             else:
-                meeting, num_missing = Meeting(info, self.turns, message.meaning), info.size
-                meeting.owners = owners
+                hub, num_missing = Hub(info, self.turns, message.meaning, owners), info.size
             if num_missing > 1:
-                self._splits[key] = meeting, num_missing - 1
+                self._splits[key] = hub, num_missing - 1
         own = self._own[self.turns.rank]
-        transport = ThreadsTransport(meeting, info, self.turns.rank, own.box())
+        transport = ThreadsTransport(hub, info, self.turns.rank, own.box())
         own.transports.append(transport)
         return transport
 
@@ -267,8 +266,8 @@ class ThreadsWorld:
 
         circle = find_circle(start, waits_for)
         for rank in circle:
-            with making[rank].meeting.lock:
-                making[rank].meeting.disagree([making[member].info for member in circle])
+            with making[rank].hub.lock:
+                making[rank].hub.meeting.fail_with_circle([making[member].info for member in circle])
 
     def has_ended(self, rank: int) -> bool:
         return rank in self._ended
@@ -279,12 +278,12 @@ class ThreadsWorld:
         if rank in self._ended:
             return "has ended", []
         here = describe_frame(sys._current_frames().get(self.turns.thread_of(rank)))
-        ticket = self.turns.waiting_for(rank)
-        if isinstance(ticket, (Ticket, KeyWait)):
+        awaited = self.turns.waiting_for(rank)
+        if isinstance(awaited, (Awaited, KeyWait)):
             where = f", at {here.where}" if here.where else ""
-            awaited = ticket.waited_for()
-            whom = f" for {describe_ranks(awaited)}" if awaited else ""
-            return f"waits{whom} in {ticket.describe()}{where}", here.stack
+            peers = awaited.waited_for()
+            whom = f" for {describe_ranks(peers)}" if peers else ""
+            return f"waits{whom} in {awaited.describe()}{where}", here.stack
         return f"is in its own code, at {here.where}" if here.where else "has not begun", here.stack
 
     def describe_waits(self) -> str:
@@ -292,9 +291,9 @@ class ThreadsWorld:
         frames = sys._current_frames()
         lines = []
         for rank in range(self.size):
-            ticket = self.turns.waiting_for(rank)
-            if isinstance(ticket, (Ticket, KeyWait)):
-                lines.append(describe_wait(rank, ticket, frames.get(self.turns.thread_of(rank))))
+            awaited = self.turns.waiting_for(rank)
+            if isinstance(awaited, (Awaited, KeyWait)):
+                lines.append(describe_wait(rank, awaited, frames.get(self.turns.thread_of(rank))))
         return "\n".join(["meanwhile:", *lines, ""]) if lines else ""
 
     def own_box(self) -> _native.BlackBox | None:
@@ -344,16 +343,16 @@ class ThreadsWorld:
         if rank not in self._ended:
             self._ended[rank] = killed, words
             with self._lock:
-                meetings = list(self._meetings.values())
-            for meeting in meetings:
-                self._miss(meeting, rank)
+                hubs = list(self._hubs.values())
+            for hub in hubs:
+                self._tell_end(hub, rank)
 
-    def _miss(self, meeting: Meeting, rank: int) -> None:
-        """Whoever waits for a rank that has ended to make a group is told."""
+    def _tell_end(self, hub: Hub, rank: int) -> None:
+        """Tells ranks that wait for a rank that has ended to make a group."""
         killed, words = self._ended[rank]
         status = int(signal.SIGKILL) if killed else _native.UNKNOWN_STATUS
-        with meeting.lock:
-            meeting.miss(rank, self.size, killed, status, words)
+        with hub.lock:
+            hub.meeting.fail_without(rank, self.size, dead=killed, status=status, words=words)
 
     def _on_point(self, rank: int, number: int) -> None:
         let_happen(self._faults.get((rank, number), ()), self.turns.sleep, partial(self._kill, rank))
@@ -366,13 +365,13 @@ class ThreadsWorld:
         self.turns.park()
 
     def _break_deadlock(self) -> None:
-        tickets = {rank: self.turns.waiting_for(rank) for rank in range(self.size)}
-        waiting = {rank: ticket for rank, ticket in tickets.items() if isinstance(ticket, (Ticket, KeyWait))}
+        found = {rank: self.turns.waiting_for(rank) for rank in range(self.size)}
+        waiting = {rank: awaited for rank, awaited in found.items() if isinstance(awaited, (Awaited, KeyWait))}
         frames = sys._current_frames()
         polling = [rank for rank in range(self.size) if self.turns.polls(rank)]
         places = {rank: frames[self.turns.thread_of(rank)] for rank in [*waiting, *polling]}
         deadlock = describe_deadlock(waiting, places, self._ended, polling)
-        for rank in tickets:
+        for rank in found:
             if rank in waiting or rank in polling:
                 # One for each: exceptions gather what happens to them.
                 self.turns.interrupt(rank, copy(deadlock))
@@ -399,7 +398,7 @@ class ThreadsWorld:
 
     def _main_of(self, rank: int, body: Callable[[], None]) -> None:
         """The whole life of a rank's thread."""
-        threads.place.world = self
+        threads.this_thread.run = self
         self._torch_worlds.enter()
         if self._takes_turns:
             torch.set_num_threads(1)
@@ -421,7 +420,7 @@ class ThreadsWorld:
         """In a thread that the rank has started."""
         if self.turns.is_rank:
             return call()
-        threads.place.world = self
+        threads.this_thread.run = self
         self._torch_worlds.enter_as(belongings)
         self.turns.adopt(rank, errand)
         if self._takes_turns:
@@ -443,4 +442,4 @@ class ThreadsWorld:
             with contextlib.suppress(Unwound):
                 self.turns.release()
             self._torch_worlds.leave()
-            threads.place.world = None
+            threads.this_thread.run = None

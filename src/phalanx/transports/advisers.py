@@ -7,9 +7,10 @@ on. Events are told to observers instead (observers.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from phalanx import _native
 from phalanx.log import logger
 from phalanx.types import GroupInfo
 
@@ -36,6 +37,13 @@ class Adviser:
         """Lines that say what a rank that is gone did last."""
         return []
 
+    def recorded(
+        self, group: Any, info: GroupInfo, failure: _native.Failure
+    ) -> Mapping[int, Mapping[int, _native.MadeCall]]:
+        """By rank and number: what is recorded of the collectives about which ranks disagree, after the last one that
+        is known to agree."""
+        return {}
+
 
 _NEUTRAL = Adviser()
 _adviser = _NEUTRAL
@@ -58,6 +66,11 @@ class _Careful(Adviser):
 
     def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
         return _answer(_adviser.lost, _NEUTRAL.lost, group, info, peer)
+
+    def recorded(
+        self, group: Any, info: GroupInfo, failure: _native.Failure
+    ) -> Mapping[int, Mapping[int, _native.MadeCall]]:
+        return _answer(_adviser.recorded, _NEUTRAL.recorded, group, info, failure)
 
 
 def _answer(question: Callable[..., _Answer], neutral: Callable[..., _Answer], *args: Any) -> _Answer:

@@ -68,9 +68,9 @@ class Speaker:
 
         Where it raises and `place` is set, the other groups have gone there all the same.
         """
-        world = threads.place.world
-        thread = -1 if world is None else world.environment()[1]
-        identity, processes = (own_identity(), process_namespace()) if world is None else (NOBODY, "")
+        run = threads.this_thread.run
+        thread = -1 if run is None else run.environment()[1]
+        identity, processes = (own_identity(), process_namespace()) if run is None else (NOBODY, "")
         own = Arrival(self._token, self._info.name, self._info.size, self._whole, identity, processes, thread)
         try:
             # A group that died before this one came does not count.
@@ -166,7 +166,7 @@ class Speaker:
 
     def _wait(self) -> None:
         """For the next entry."""
-        if threads.place.world is None:
+        if threads.this_thread.run is None:
             self._exchange.wait([self._next()], self)
             return
         try:
@@ -190,9 +190,9 @@ class Speaker:
         return False
 
     def _is_dead(self, arrival: Arrival) -> bool:
-        world = threads.place.world
-        if world is not None:
-            return arrival.thread >= 0 and world.has_ended(arrival.thread)
+        run = threads.this_thread.run
+        if run is not None:
+            return arrival.thread >= 0 and run.has_ended(arrival.thread)
         if arrival.processes != process_namespace() or arrival.identity == NOBODY:
             return False
         if arrival.token not in self._peers:

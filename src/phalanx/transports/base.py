@@ -29,6 +29,9 @@ class Pending(Protocol):
     def ended(self) -> bool:
         """Whether `deliver_or_raise` would return or raise at once."""
 
+    def poll(self) -> bool:
+        """`ended`, for a caller that may ask again and again: where ranks take turns, others go on for a while."""
+
     @property
     def source(self) -> int:
         """The sender of a message that was received."""
@@ -64,7 +67,23 @@ class Pending(Protocol):
         """A future that the caller completes when the call has ended. `wait` waits for the call."""
 
 
-class Transport(Protocol):
+class Ending(Protocol):
+    """What a process has to end before it ends itself: one rank's end of a group."""
+
+    def say_last_words(self, text: str) -> None:
+        """What peers are told of this rank when it has ended. The first words stay."""
+
+    def complete(self, patience: float) -> None:
+        """Before a rank leaves: waits for its calls in flight, to their end where all who take part have made them.
+
+        A peer that has not made its side gets `patience` seconds for it, counted from the last call that ended.
+        """
+
+    def close(self, exiting: bool = False) -> None:
+        """Leaves the group: peers that wait for a further call of this rank are told. Idempotent."""
+
+
+class Transport(Ending, Protocol):
     """One rank's connection to the other ranks of a group.
 
     Calls are carried out one after another, messages side by side. Calls of one rank may come from any thread.
@@ -93,18 +112,6 @@ class Transport(Protocol):
 
     def abort(self, reason: str) -> None:
         """Ends all waits of the group, on every rank, with Aborted. May be called from any thread."""
-
-    def say_last_words(self, text: str) -> None:
-        """What peers are told of this rank when it has ended. The first words stay."""
-
-    def complete(self, patience: float) -> None:
-        """Before a rank leaves: waits for its calls in flight, to their end where all who take part have made them.
-
-        A peer that has not made its side gets `patience` seconds for it, counted from the last call that ended.
-        """
-
-    def close(self, exiting: bool = False) -> None:
-        """Leaves the group: peers that wait for a further call of this rank are told. Idempotent."""
 
     @property
     def has_left(self) -> bool:
@@ -194,7 +201,7 @@ class BaseTransport:
 
 
 class Scheduler(Protocol):
-    """Who runs when, where ranks are threads. A ticket is what a rank waits for; it says when it has `ended`."""
+    """Who runs when, where ranks are threads. What a rank waits for says when it has `ended`."""
 
     def now(self) -> float:
         """Seconds, on the run's own clock."""
@@ -205,11 +212,11 @@ class Scheduler(Protocol):
     def pause(self) -> None:
         """Others may go on for a while."""
 
-    def wait(self, ticket: Any, timeout: float | None) -> bool:
-        """Lets others go on until the ticket has ended; False: the time was up first. Raises what ends the run."""
+    def wait(self, awaited: Any, timeout: float | None) -> bool:
+        """Lets others go on until it has ended; False: the time was up first. Raises what ends the run."""
 
-    def wake(self, ticket: Any) -> None:
-        """The ticket has ended: who waits for it can go on."""
+    def wake(self, awaited: Any) -> None:
+        """It has ended: the rank that waits for it can go on."""
 
     def at(self, seconds: float, expire: Callable[[], None], is_over: Callable[[], bool]) -> None:
         """Calls `expire` when so much time has gone by, unless it is over by then."""

@@ -13,11 +13,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from phalanx.transports import shm, threads
+from phalanx.transports import shm
 from phalanx.transports.base import Exchange, Transport
 from phalanx.transports.lookout import Known
 from phalanx.transports.observed import ObservedTransport
 from phalanx.transports.observers import are_calls_observed
+from phalanx.transports.threads.here import this_thread
 from phalanx.types import GroupInfo, Store
 
 __all__ = ["Make", "Request", "Wrap", "join", "register", "registered", "split", "wrapped_with"]
@@ -41,8 +42,8 @@ Wrap = Callable[[Transport, GroupInfo], Transport]
 
 
 def _make_of_threads(request: Request) -> Transport | None:
-    world = threads.place.world
-    return None if world is None else world.join(request.store, request.info, request.timeout, request.scope)
+    run = this_thread.run
+    return None if run is None else run.join(request.store, request.info, request.timeout, request.scope)
 
 
 def _make_of_processes(request: Request) -> Transport:

@@ -40,6 +40,11 @@ _MISMATCH_HINTS = {
     "SHAPE": "pass tensors of the same sizes, in the same order, on all ranks",
     "RESULT": "look for code that writes to a tensor while a call that uses it is under way",
 }
+_SAME_TENSOR = "receive into a tensor of the dtype and number of elements that are sent"
+_MISFIT_HINTS = {
+    "TAG": "pass the same tag on both sides",
+    "ORDER": "receive messages in the order in which they are sent",
+}
 
 
 # What the core answers to a call that it does not begin: class, code, message, hint.
@@ -363,15 +368,16 @@ def _misfit(group: BrokenGroup, info: GroupInfo, here: _Where, failure: _native.
         hint=_after_refusals(
             info,
             report,
-            "receive into a tensor of the dtype and number of elements that are sent, or look for a message that is "
-            "sent or received once too often; this group can't be used any more",
+            f"{_MISFIT_HINTS.get(report.field, _SAME_TENSOR)}, or look for a message that is sent or received once too "
+            "often; this group can't be used any more",
         ),
     )
 
 
 def _mismatch(group: BrokenGroup, info: GroupInfo, op: str, failure: _native.Failure, broken: str) -> Mismatch:
     testimonies = group.testimonies()
-    report = describe_mismatch(info, failure, testimonies, group.level == levels.FULL)
+    recorded = ask.recorded(group, info, failure) if _is_incomplete(failure, testimonies) else {}
+    report = describe_mismatch(info, failure, testimonies, group.level == levels.FULL, recorded)
     own = testimonies[info.rank].call
     return Mismatch(
         "\n".join([f"{broken}ranks disagree {report.about}", *report.lines]),
@@ -379,10 +385,17 @@ def _mismatch(group: BrokenGroup, info: GroupInfo, op: str, failure: _native.Fai
         group=info.name,
         rank=info.rank,
         op=op if own is None else own.description.op,
-        seq=failure.seq,
+        seq=report.seq or failure.seq,
         hint=_after_refusals(
             info, report, f"{_MISMATCH_HINTS.get(report.field, _SAME_CALL)}; this group can't be used any more"
         ),
+    )
+
+
+def _is_incomplete(failure: _native.Failure, testimonies: Sequence[_native.Testimony]) -> bool:
+    """Whether black boxes may tell more of the calls in question: ranks that never wait may have made many since."""
+    return failure.seq > failure.agreed + 1 or any(
+        seen.call is None and seen.posted >= failure.seq for seen in testimonies
     )
 
 

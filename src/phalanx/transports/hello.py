@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 # Changes with the keys and with what is under them.
-PROTOCOL = 4
+PROTOCOL = 5
 _LONGEST_KEY = 64
 _LONGEST_TEXT = 65536
 _MOST_NUMBERS = 65536
@@ -105,6 +105,7 @@ class Hello(_Told):
     processes: str
     check: int
     folder: str
+    only_posts: bool = False  # it posts its calls, and another engine moves their bytes
 
     @classmethod
     def read(cls, value: bytes) -> Self:
@@ -117,6 +118,7 @@ class Hello(_Told):
             fields.text("processes"),
             fields.number("check", levels.OFF, levels.FULL),
             fields.text("folder"),
+            fields.flag("only_posts"),
         )
 
 

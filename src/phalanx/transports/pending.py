@@ -66,6 +66,9 @@ class ShmPending:
 
     @property
     def ended(self) -> bool:
+        return self._native.result != _PENDING
+
+    def poll(self) -> bool:
         return self._native.poll() != _PENDING
 
     @property

@@ -1,6 +1,7 @@
 """Calls that another engine carries out: this rank posts them, and hears where the ranks disagree.
 
-Posting never waits (`_core/agreement.hpp`). A call is posted just before it is handed to the engine.
+Posting never waits (`_core/agreement.hpp`). A call is posted just before it is handed to the engine. The engine's user
+tells when the call has ended: reports and black boxes say which calls have.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from phalanx.errors import PhalanxError
 
 # `places` tells the core which code is the program's own.
 from phalanx.transports import failures, keeper, levels, limits, places, rendezvous  # noqa: F401
+from phalanx.transports.identities import Identity
 from phalanx.transports.observers import tell
 from phalanx.transports.rendezvous import Known, Met
 from phalanx.types import GroupInfo, Store
 
 __all__ = ["PostedCalls", "join"]
+
+# In records, an engine that has no number of its own.
+_OTHER_ENGINE = 255
 
 
 def join(
@@ -27,14 +32,16 @@ def join(
     on_failure: Callable[[], None],
     scope: str = "",
     known: Known | None = None,
+    engine: str = "",
 ) -> PostedCalls:
     """Meets the other ranks, as `rendezvous.join` does.
 
     `on_failure` is called once the group has failed: in a thread of ours, also where this process waits for nothing.
+    `engine` is the backend that carries out the calls, for their records.
     """
 
     def make(met: Met) -> PostedCalls:
-        posted = PostedCalls(met, on_failure)
+        posted = PostedCalls(met, on_failure, engine)
         tell.joined(posted, info, met.folder)
         return posted
 
@@ -42,13 +49,18 @@ def join(
 
 
 class PostedCalls:
-    """One rank's end of a group that only posts. Calls are posted by one thread at a time."""
+    """One rank's end of a group that only posts. Calls are posted by one thread at a time.
 
-    def __init__(self, met: Met, on_failure: Callable[[], None]) -> None:
-        self._info = met.info
+    The process leaves it when it ends, as other groups, if `group.endings` was told of it.
+    """
+
+    def __init__(self, met: Met, on_failure: Callable[[], None], engine: str = "") -> None:
+        self.info = met.info
+        self.identities: Sequence[Identity] = met.identities
         self._token = keeper.expect(on_failure)
+        number = _native.ENGINES.index(engine) if engine in _native.ENGINES[1:] else _OTHER_ENGINE
         try:
-            self._agreement = _native.Agreement(met.segment, met.info.rank, met.identities, self._token)
+            self._agreement = _native.Agreement(met.segment, met.info.rank, met.identities, self._token, number)
         except BaseException:
             keeper.forget(self._token)
             raise
@@ -59,9 +71,16 @@ class PostedCalls:
                 f"rank {met.info.rank} of group {met.info.name!r} does not hear of ranks that disagree",
             )
 
-    def post(self, call: _native.Description) -> int:
-        """The number of the call: among this rank's collectives, or of a message among those to or from its peer."""
-        return self._agreement.post(call)
+    def post(self, call: _native.Description, result: int = 0) -> int:
+        """The number of the call: among this rank's collectives, or of a message among those to or from its peer.
+
+        `result` is a hash of what the call before gave, where results are compared.
+        """
+        return self._agreement.post(call, result)
+
+    def end(self, call: _native.Description, seq: int, *, well: bool = True) -> None:
+        """The engine has ended the call with this number. From any thread."""
+        self._agreement.end(call, seq, well)
 
     @property
     def has_failed(self) -> bool:
@@ -69,19 +88,44 @@ class PostedCalls:
 
     def explain(self, op: str, seq: int) -> PhalanxError:
         """The error of a call that can't end because the group has failed."""
-        return failures.explain(self, self._info, op, _native.FAILED, seq=seq)
+        return failures.explain(self, self.info, op, _native.FAILED, seq=seq)
 
-    def close(self) -> None:
-        """This rank posts no further call. Idempotent."""
+    # For the end of the process.
+
+    def say_last_words(self, text: str) -> None:
+        self._agreement.say_last_words(text)
+
+    def complete(self, patience: float) -> None:
+        """Nothing of ours is in flight: calls are the engine's."""
+
+    def close(self, exiting: bool = False) -> None:
+        """This rank posts no further call. What it has found is reported first. Idempotent."""
         keeper.forget(self._token)
-        self._agreement.leave()
+        self._agreement.leave(exiting)
 
-    # For observers: there is no native group that moves bytes.
-    native = None
+    # For observers.
+
+    @property
+    def identity(self) -> str:
+        """The same on all ranks of the group, and on those of no other group."""
+        return self._agreement.identity
+
+    def keep_records(self, box: _native.BlackBox, group: int, path: str) -> None:
+        """From now on calls are recorded in the box. Peers find it at the path."""
+        self._agreement.keep_records(box, group, path)
+
+    def box_of(self, rank: int) -> str:
+        """The path of a rank's black box; empty where it is not known."""
+        return self._agreement.box_of(rank)
+
+    def take_note(self) -> _native.ShapeNote | None:
+        return self._agreement.take_note()
 
     # What `failures` asks of a group.
 
-    level = levels.ON
+    @property
+    def level(self) -> int:
+        return max(self._agreement.check, levels.ON)
 
     @property
     def seq(self) -> int:
@@ -96,7 +140,7 @@ class PostedCalls:
         return self._agreement.testimonies()
 
     def last_words(self, rank: int, /) -> str:
-        return ""
+        return self._agreement.last_words(rank)
 
     def refusals(self, rank: int, /) -> Sequence[str]:
         return ()

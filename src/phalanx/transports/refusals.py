@@ -13,7 +13,7 @@ from phalanx import _native
 from phalanx.errors import InvalidCall
 from phalanx.printable import printable
 
-__all__ = ["HasRefusals", "Refusal", "Refusals", "awaited_refusals", "open_refusals"]
+__all__ = ["HasRefusals", "Refusal", "awaited_refusals", "open_refusals"]
 
 _DIVIDER = "\x1f"
 _NO_SEQ = 0
@@ -98,39 +98,6 @@ def _told(error: InvalidCall) -> tuple[str, str, str]:
 def _one_line(text: str, most: int) -> str:
     encoded = " ".join(text.replace(_DIVIDER, " ").split()).encode(errors="backslashreplace")
     return encoded.decode() if len(encoded) <= most else encoded[:most].decode(errors="ignore") + _CUT
-
-
-class Refusals:
-    """The notes of ranks that are threads, kept as _core/refusal_notes.hpp keeps those of processes."""
-
-    def __init__(self, size: int) -> None:
-        self._last: list[dict[bool, Refusal]] = [{} for _ in range(size)]
-        self._open: list[dict[bool, Refusal]] = [{} for _ in range(size)]
-        self.is_empty = True
-
-    def add(self, rank: int, refusal: Refusal) -> None:
-        self.is_empty = False
-        self._last[rank][refusal.is_message] = self._open[rank][refusal.is_message] = refusal
-
-    def call_made(self, rank: int) -> None:
-        self._open[rank].pop(False, None)
-
-    def message_made(self, rank: int, op: str, peer: int, tag: int) -> None:
-        last = self._last[rank].get(True)
-        # The text goes with the second message of the kind.
-        if last is not None and last.is_made_by(op, peer, tag) and self._open[rank].pop(True, None) is None:
-            del self._last[rank][True]
-
-    def open_of(self, rank: int) -> list[str]:
-        return [refusal.pack() for _, refusal in sorted(self._open[rank].items())]
-
-    def last_of(self, rank: int, *, is_message: bool) -> str:
-        """The last call of the kind that the rank has refused; empty: none."""
-        last = self._last[rank].get(is_message)
-        return "" if last is None else last.pack()
-
-    def has_open(self) -> bool:
-        return any(self._open)
 
 
 def open_refusals(group: HasRefusals, rank: int) -> list[Refusal]:

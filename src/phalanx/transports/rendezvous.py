@@ -203,11 +203,13 @@ class _Meeting:
             *self._process,
             asked_level(),
             ask.offer_folder() if self._info.rank == 0 else "",
+            only_posts,
         )
         self._say(f"hello/{self._info.rank}", hello.text())
         hellos = self.hellos = self._hear_all("hello", Hello.read)
         self.folder = hellos[0].folder
         self._watch(hellos)
+        self._check_purpose(hellos)
         nonce = os.urandom(16)
         options = {"own": self._info.rank == 0, "only_posts": only_posts}
         with segments.made_memfd(hellos, nonce, **options) as made:
@@ -219,6 +221,20 @@ class _Meeting:
         if not more_problems and segment is not None:
             return segment
         raise self._cannot_share(hellos, problems, more_problems)
+
+    def _check_purpose(self, hellos: list[Hello]) -> None:
+        """Raises, on every rank, unless all ranks make the same kind of group."""
+        posting = [rank for rank, hello in enumerate(hellos) if hello.only_posts]
+        if len(posting) in (0, len(hellos)):
+            return
+        moving = [rank for rank in range(len(hellos)) if rank not in posting]
+        raise self._exchange.error(
+            "GROUP:PURPOSE",
+            "the ranks do not make the same kind of group: "
+            f"{self._info.describe(*moving)} to move the bytes of calls, "
+            f"{self._info.describe(*posting)} to compare calls that another backend carries out",
+            "make the group with the same backend on every rank",
+        )
 
     def tidy(self) -> None:
         """Removes what the exchange left in the store, once nobody will read it any more."""

@@ -35,13 +35,19 @@ __all__ = [
 _INDENT = "  "
 
 
+# Calls of a rank, by their numbers.
+Recorded = Mapping[int, _native.MadeCall]
+
+
 class Report(NamedTuple):
-    """The field of the error's code, what it is about in one line, the lines below, and what ranks had refused."""
+    """The field of the error's code, what it is about in one line, the lines below, what ranks had refused, and the
+    call that it is about; 0: the one of the failure."""
 
     field: str
     about: str
     lines: list[str]
     refusals: Mapping[int, Refusal]
+    seq: int = 0
 
 
 class _Side(NamedTuple):
@@ -52,31 +58,68 @@ class _Side(NamedTuple):
 
 
 def describe_mismatch(
-    info: GroupInfo, failure: _native.Failure, testimonies: Sequence[_native.Testimony], full: bool
+    info: GroupInfo,
+    failure: _native.Failure,
+    testimonies: Sequence[_native.Testimony],
+    full: bool,
+    recorded: Mapping[int, Recorded] | None = None,
 ) -> Report:
-    calls = {rank: seen.call for rank, seen in enumerate(testimonies) if seen.call is not None}
+    """`recorded`: by rank, what black boxes have of calls that the testimonies do not tell."""
+    calls: Mapping[int, _native.MadeCall] = {
+        rank: seen.call for rank, seen in enumerate(testimonies) if seen.call is not None
+    }
     refusals = {rank: refusal for rank, refusal in _refused(testimonies).items() if refusal.seq == failure.seq}
     completed = {rank: testimonies[rank].completed for rank in range(info.size)}
     if failure.splits is not None:
         lines = _splits(info, failure.splits, calls)
         lines += describe_refusals(info, refusals)
         return Report("SPLITS", "about the sizes they exchange", lines + _last_completed(info, completed), refusals)
+    # Records do not have all that is compared at the full level.
+    full = full and not recorded
+    seq, calls = _first_known(failure, calls, recorded or {}, full)
     sides = _sides(calls, full)
     code, field, about = _first_difference([side.calls[0] for side in sides], full)
-    most = sides[0].ranks
-    has_majority = 2 * len(most) > len(calls)
     lines = [f"{_INDENT}the group has {info.describe(*range(info.size))}"]
+    is_known = len(sides) > 1
+    if not is_known and failure.seq > failure.agreed + 1:
+        about = f"a call from seq {failure.agreed + 1} to seq {failure.seq}"
+        lines.append(f"{_INDENT}their calls agree up to seq {failure.agreed}; later ones are not recorded any more")
+    most = sides[0].ranks if sides else []
+    has_majority = 2 * len(most) > len(calls)
     for side in sides:
         is_odd = not has_majority or side.ranks is not most
-        mark = f"  <-- {_value(side.calls[0], field)}" if is_odd else ""
+        mark = f"  <-- {_value(side.calls[0], field)}" if is_odd and is_known else ""
         lines += _side(info, side, mark, shape=field == "shape" or (full and field in ("op", "count")))
-    absent = [rank for rank in range(info.size) if rank not in calls]
-    if absent:
-        lines.append(f"{_INDENT}{info.describe(*absent)}: had not made this call")
+    lines += _absent(info, seq, [rank for rank in range(info.size) if rank not in calls], testimonies)
     lines += describe_refusals(info, refusals)
-    if not has_majority:
+    if is_known and not has_majority:
         lines.append(f"{_INDENT}no majority: any of these may be the one to mend")
-    return Report(code, f"about {about}", lines + _last_completed(info, completed), refusals)
+    return Report(code, f"about {about}", lines + _last_completed(info, completed), refusals, seq)
+
+
+def _first_known(
+    failure: _native.Failure, seen: Mapping[int, _native.MadeCall], recorded: Mapping[int, Recorded], full: bool
+) -> tuple[int, Mapping[int, _native.MadeCall]]:
+    """The first call in question of which it is known that ranks differ, and who made which; else the last one."""
+    calls = seen
+    for seq in range(failure.agreed + 1, failure.seq + 1):
+        calls = {rank: known[seq] for rank, known in recorded.items() if seq in known}
+        if seq == failure.seq:
+            calls = {**seen, **calls}
+        if len({_key(call, full) for call in calls.values()}) > 1:
+            return seq, dict(sorted(calls.items()))
+    return failure.seq, dict(sorted(calls.items()))
+
+
+def _absent(info: GroupInfo, seq: int, ranks: Sequence[int], testimonies: Sequence[_native.Testimony]) -> list[str]:
+    """Lines about ranks of whose call nothing is known."""
+    since = {rank: testimonies[rank].posted - seq for rank in ranks if testimonies[rank].posted >= seq}
+    absent = [rank for rank in ranks if rank not in since]
+    lines = [
+        f"{_INDENT}{info.describe(rank)}: had made this call and {num} more; it is not recorded any more"
+        for rank, num in since.items()
+    ]
+    return lines + ([f"{_INDENT}{info.describe(*absent)}: had not made this call"] if absent else [])
 
 
 def describe_refusals(info: GroupInfo, refusals: Mapping[int, Refusal]) -> list[str]:
@@ -132,29 +175,65 @@ def describe_shapes(info: GroupInfo, note: _native.ShapeNote) -> str:
 def describe_misfit(info: GroupInfo, failure: _native.Failure, testimonies: Sequence[_native.Testimony]) -> Report:
     """Of a message that does not fit its receive."""
     assert failure.misfit is not None
-    sent, expected, tag = failure.misfit.sent, failure.call, failure.call.tag
+    sent, expected = failure.misfit.sent, failure.call
     receiver, sender = info.describe(failure.rank), info.describe(failure.peer)
-    is_count = dtype_of(sent) == dtype_of(expected) and sent.count != expected.count
-    about = "the number of elements" if is_count else "the dtype"
-    marks = [elements(side.count) if is_count else describe_dtype(side) for side in (sent, expected)]
-    sides = {(failure.peer, "send", failure.rank), (failure.rank, "recv", failure.peer)}
+    code, about, marks = _message_difference(failure, failure.misfit)
+    sides = {(failure.peer, "send", failure.rank, sent.tag), (failure.rank, "recv", failure.peer, expected.tag)}
     refusals = {
         rank: refusal
         for rank, refusal in _refused(testimonies).items()
-        if any(rank == side and refusal.is_made_by(op, other, tag) for side, op, other in sides)
+        if any(rank == side and refusal.is_made_by(op, other, tag) for side, op, other, tag in sides)
     }
-    lines = [
-        f"{_INDENT}{sender}: send({elements(sent.count)} of {describe_dtype(sent)}, to {receiver}, tag {tag})"
-        f"  <-- {marks[0]}",
-        f"{_INDENT}  at {failure.misfit.where or 'a line that is not known'}",
-        f"{_INDENT}{receiver}: recv({elements(expected.count)} of {describe_dtype(expected)}, from {sender}, tag {tag})"
-        f"  <-- {marks[1]}",
-        f"{_INDENT}  at {failure.where or 'a line that is not known'}",
+    lines = []
+    if failure.seq > failure.agreed + 1:
+        lines.append(
+            f"{_INDENT}their messages agree up to number {failure.agreed}, and differ at number {failure.seq} at the "
+            "latest"
+        )
+    lines += [
+        *_message(f"{sender}: send", sent, f"to {receiver}", marks[0], failure.misfit.where, failure.seq),
+        *_message(f"{receiver}: recv", expected, f"from {sender}", marks[1], failure.where, failure.seq),
         *describe_refusals(info, refusals),
         *_last_completed(info, {rank: testimonies[rank].completed for rank in (failure.peer, failure.rank)}),
     ]
-    told = f"{sender} and {receiver} disagree about {about} of a message"
-    return Report("COUNT" if is_count else "DTYPE", told, lines, refusals)
+    return Report(code, f"{sender} and {receiver} disagree about {about}", lines, refusals)
+
+
+def _message_difference(failure: _native.Failure, misfit: _native.Misfit) -> tuple[str, str, tuple[str, str]]:
+    """The field, what it is about, and what marks the two sides."""
+    sent, expected = misfit.sent, failure.call
+    marks = ("", "")
+    if not _is_known(sent) or not _is_known(expected):
+        field, about = "ORDER", "their messages"
+    elif misfit.fitting_seq:
+        field, about = "ORDER", "the order of their messages"
+        other = f"fits number {misfit.fitting_seq} of the other side"
+        marks = (other, "") if misfit.is_sent_fitting else ("", other)
+    elif sent.tag != expected.tag:
+        field, about = "TAG", "the tag of a message"
+        marks = (f"tag {sent.tag}", f"tag {expected.tag}")
+    elif dtype_of(sent) != dtype_of(expected):
+        field, about = "DTYPE", "the dtype of a message"
+        marks = (describe_dtype(sent), describe_dtype(expected))
+    else:
+        field, about = "COUNT", "the number of elements of a message"
+        marks = (elements(sent.count), elements(expected.count))
+    return field, about, marks
+
+
+def _is_known(message: _native.Description) -> bool:
+    """False: too many were made since."""
+    return message.op in _native.MESSAGE_OPS
+
+
+def _message(who: str, message: _native.Description, whom: str, mark: str, where: str, seq: int) -> list[str]:
+    if not _is_known(message):
+        return [f"{_INDENT}{who}, number {seq} {whom}: it is not recorded any more"]
+    told = f"{elements(message.count)} of {describe_dtype(message)}, {whom}, tag {message.tag}"
+    return [
+        f"{_INDENT}{who}({told})" + (f"  <-- {mark}" if mark else ""),
+        f"{_INDENT}  at {where or 'a line that is not known'}",
+    ]
 
 
 def _splits(info: GroupInfo, splits: _native.Splits, calls: Mapping[int, _native.MadeCall]) -> list[str]:

@@ -1,0 +1,195 @@
+// Agreements of ranks that are threads of one process, for a world that brings its own clock, deaths and order of
+// steps: no thread of ours, no real time, no processes.
+//
+//   segment = Segment.create_private(size, tuning)      # tuning.only_posts = True, tuning.check = CHECK_ON or
+//   CHECK_FULL ranks = [LocalAgreement(segment, rank) for rank in range(size)]
+//
+// A rank posts its calls with post(), which returns the number of the call and never waits. Some rank has then compared
+// each call that all ranks have posted. compare() also compares with the ranks that have come while others are absent.
+// Both keep what they find: has_found. advance(now) reports it: at once if all ranks have posted the call or are gone,
+// else MISMATCH_GRACE seconds after the first advance() that saw it. So a world calls advance() when has_found is true,
+// again after MISMATCH_GRACE, and whenever a rank has posted or gone meanwhile. report_now() does not wait for absent
+// ranks. After advance(), report_now() or fail() of one rank, failure() and testimonies() say the same on all ranks.
+//
+// `now` is in seconds of any clock that never goes back. All methods are called with the GIL held, in any thread.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "agreement.hpp"
+#include "bind_agreement.hpp"
+#include "bind_segment.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace phalanx {
+
+namespace {
+
+Clock::time_point to_time(double seconds) {
+  constexpr double kLongest = 9e9;
+  if (!(seconds >= 0.0 && seconds <= kLongest)) throw std::invalid_argument("expected a time of at least 0 seconds");
+  return Clock::time_point(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+}
+
+class LocalAgreement {
+ public:
+  LocalAgreement(const MappedSegment& mapped, int rank)
+      : member_(member_for_posting(mapped, rank)), agreement_(member_, [] {}, [] {}) {}
+
+  std::uint64_t post(const Description& call, const std::string& where, std::uint64_t result) {
+    const Location* const location = location_named(where);
+    if (!is_message(call.op)) return agreement_.post(call, location, result);
+    check_rank(call.peer);
+    return agreement_.post_message(call, location);
+  }
+  void close_note(const Description& call) noexcept {
+    if (is_message(call.op)) {
+      member_->refusals.message_made(call.op == Op::send, call.peer, call.tag);
+    } else {
+      member_->refusals.call_made();
+    }
+  }
+  bool compare() { return agreement_.compare(); }
+  bool has_found() const noexcept { return agreement_.has_found(); }
+  bool advance(double now) { return agreement_.advance(to_time(now)); }
+  bool report_now(double now) { return agreement_.report_now(to_time(now)); }
+  void fail(const Failure& failure, double now) { agreement_.fail(failure, to_time(now)); }
+  void expire(const Description& call, std::uint64_t seq, const std::string& where, const std::vector<int>& missing,
+              const std::vector<std::uint32_t>& other_tags, double now) {
+    for (const int rank : missing) check_rank(rank);
+    const std::set<std::uint32_t> tags(other_tags.begin(), other_tags.end());
+    fail(member_->timeout_of({call, seq, location_named(where)}, missing, tags), now);
+  }
+  void lose(int peer, const Description& call, std::uint64_t seq, const std::string& where, double now) {
+    check_rank(peer);
+    fail(member_->end_of(peer, {call, seq, location_named(where)}), now);
+  }
+  std::optional<Failure> failure() const {
+    if (!member_->lines.failed()) return std::nullopt;
+    return member_->lines.failure();
+  }
+  std::vector<Testimony> testimonies() const { return member_->testimonies(); }
+  std::optional<ShapeNote> take_note() { return member_->lines.take_note(); }
+  void set_completed(std::uint64_t seq) noexcept { agreement_.set_completed(seq); }
+  void set_gone(int rank) {
+    check_rank(rank);
+    member_->segment->control(rank).left.store(static_cast<std::uint32_t>(Leaving::closed), std::memory_order_seq_cst);
+  }
+  void leave(int leaving) noexcept { member_->lines.leave(static_cast<Leaving>(leaving)); }
+  // As a process that is killed: it has not left, and others see its status.
+  void die(int status) noexcept {
+    member_->segment->last_words(member_->rank()).exit_status.store(status + 1, std::memory_order_release);
+  }
+  void give_up() noexcept {
+    member_->lines.give_up(GaveUp::calls);
+    member_->lines.give_up(GaveUp::messages);
+  }
+  bool has_left(int rank) const {
+    check_rank(rank);
+    return member_->lines.leaving(rank) != Leaving::no || member_->lines.exit_status(rank) != kUnknownStatus;
+  }
+  bool is_gone(int rank) const {
+    return has_left(rank) || member_->segment->control(rank).gave_up.load(std::memory_order_acquire) != 0;
+  }
+  void say_last_words(const std::string& text) noexcept { member_->lines.say_last_words(text); }
+  std::string last_words(int rank) const {
+    check_rank(rank);
+    return member_->lines.last_words(rank);
+  }
+  std::uint64_t posted(int rank) const {
+    check_rank(rank);
+    return member_->segment->post_line(rank).posted.load(std::memory_order_acquire);
+  }
+  std::uint64_t seq() const noexcept { return agreement_.seq(); }
+  RefusalNotes& refusals() noexcept { return member_->refusals; }
+  std::vector<std::string> refusals_of(int rank) const {
+    check_rank(rank);
+    return member_->refusals.open_of(rank);
+  }
+
+ private:
+  void check_rank(int rank) const {
+    if (rank < 0 || rank >= member_->size()) throw std::invalid_argument("expected a rank of the group");
+  }
+
+  // A place in the program by its text. Numbered by this rank: so calls that follow each other, of which reports tell,
+  // share no line of the segment, whatever else the process has run.
+  const Location* location_named(const std::string& text) {
+    if (text.empty()) return nullptr;
+    auto& location = locations_[text];
+    if (!location) {
+      location = std::make_unique<const Location>(Location{static_cast<std::uint32_t>(locations_.size()), text, {}});
+    }
+    return location.get();
+  }
+
+  const std::shared_ptr<Member> member_;
+  std::map<std::string, std::unique_ptr<const Location>> locations_;
+  Agreement agreement_;
+};
+
+}  // namespace
+
+void bind_local_agreement(nb::module_& module) {
+  nb::class_<LocalAgreement>(module, "LocalAgreement",
+                             "Calls that ranks post and compare which are threads of one process. The world that runs "
+                             "them has the clock, and tells who is gone.")
+      .def(nb::init<const MappedSegment&, int>(), "segment"_a, "rank"_a)
+      .def("post", &LocalAgreement::post, "call"_a, "where"_a = "", "result"_a = 0,
+           "The number of the call among this rank's; of a message, among those to or from its peer. `result` is a "
+           "hash of what the call before gave, where results are compared.")
+      .def("compare", &LocalAgreement::compare,
+           "Compares with each rank that has posted the same call. Whether this rank has found a difference.")
+      .def_prop_ro("has_found", &LocalAgreement::has_found)
+      .def("advance", &LocalAgreement::advance, "now"_a,
+           "Reports what this rank has found. Whether the group has failed.")
+      .def("report_now", &LocalAgreement::report_now, "now"_a,
+           "The same, but does not wait for ranks that have not posted the call.")
+      .def("fail", &LocalAgreement::fail, "failure"_a, "now"_a,
+           "Another failure. A difference that this rank has found comes first.")
+      .def("expire", &LocalAgreement::expire, "call"_a, "seq"_a, "where"_a, "missing"_a, "other_tags"_a, "now"_a,
+           "The time of a call of this rank is up, for which `missing` have not come.")
+      .def("lose", &LocalAgreement::lose, "peer"_a, "call"_a, "seq"_a, "where"_a, "now"_a,
+           "This rank waits in a call for a peer that has left, or died.")
+      .def("failure", &LocalAgreement::failure)
+      .def("testimonies", &LocalAgreement::testimonies)
+      .def("take_note", &LocalAgreement::take_note)
+      .def("set_completed", &LocalAgreement::set_completed, "seq"_a,
+           "For reports: this rank's collectives up to this one have ended well.")
+      .def("leave", &LocalAgreement::leave, "leaving"_a, "This rank makes no further call.")
+      .def("die", &LocalAgreement::die, "status"_a, "This rank ends as a process that is killed, with this status.")
+      .def("give_up", &LocalAgreement::give_up, "This rank was told that the group has failed.")
+      .def("has_left", &LocalAgreement::has_left, "rank"_a, "Whether the rank has left, or died.")
+      .def("is_gone", &LocalAgreement::is_gone, "rank"_a, "Whether the rank makes no further call.")
+      .def("say_last_words", &LocalAgreement::say_last_words, "text"_a, "The first words stay.")
+      .def("last_words", &LocalAgreement::last_words, "rank"_a)
+      .def("set_gone", &LocalAgreement::set_gone, "rank"_a, "The rank posts no further call: it has left, or died.")
+      .def("posted", &LocalAgreement::posted, "rank"_a, "The number of the last collective that the rank has posted.")
+      .def_prop_ro("seq", &LocalAgreement::seq)
+      .def(
+          "refuse_call", [](LocalAgreement& self, const std::string& text) { self.refusals().refuse_call(text); },
+          "text"_a)
+      .def(
+          "refuse_message",
+          [](LocalAgreement& self, bool sends, int peer, std::int64_t tag, const std::string& text) {
+            self.refusals().refuse_message(sends, peer, tag, text);
+          },
+          "sends"_a, "peer"_a, "tag"_a, "text"_a)
+      .def(
+          "close_note", &LocalAgreement::close_note, "call"_a,
+          "Before a call is handed over, which may be long before it is posted: the rank has not refused it after all.")
+      .def("refusals", &LocalAgreement::refusals_of, "rank"_a);
+}
+
+}  // namespace phalanx
