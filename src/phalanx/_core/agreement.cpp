@@ -115,7 +115,8 @@ void Agreement::see(int rank) noexcept {
   Seen& seen = seen_[static_cast<std::size_t>(rank)];
   const std::uint64_t seq = found_.difference.seq;
   // Ranks that do not wait may have got further: what matters is what came before.
-  const std::uint64_t completed = member_->segment->answer(rank).completed.load(std::memory_order_acquire);
+  const Seat seat = member_->segment->seat_of(rank);
+  const std::uint64_t completed = member_->segment->answer(seat).completed.load(std::memory_order_acquire);
   const bool is_call = found_.kind == LaneKind::calls;
   // First: the entry of a number that was seen is there, or was replaced.
   seen.posted = is_call ? posts_.posted(rank) : 0;

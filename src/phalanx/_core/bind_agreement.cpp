@@ -124,7 +124,7 @@ class JoinedAgreement {
   std::vector<Testimony> testimonies() const { return forked() ? std::vector<Testimony>() : member_->testimonies(); }
   std::optional<ShapeNote> take_note() { return forked() ? std::nullopt : member_->lines.take_note(); }
   std::uint64_t seq() const noexcept { return agreement_->seq(); }
-  int check() const noexcept { return static_cast<int>(member_->segment->header().tuning.check); }
+  int level() const noexcept { return static_cast<int>(member_->segment->header().tuning.check); }
   bool is_forked() const noexcept { return forked(); }
   bool has_left() const noexcept { return member_->has_left(); }
   std::string identity() const { return member_->identity(); }
@@ -133,7 +133,7 @@ class JoinedAgreement {
   }
   std::string box_of(int rank) const {
     check_rank(rank, "no such rank");
-    return forked() ? std::string() : member_->segment->answer(rank).box.read();
+    return forked() ? std::string() : member_->segment->answer(member_->segment->seat_of(rank)).box.read();
   }
   void say_last_words(const std::string& text) {
     if (!forked()) member_->lines.say_last_words(text);
@@ -148,7 +148,7 @@ class JoinedAgreement {
     progress().remove(agreement_);
     agreement_->compare();
     agreement_->report_until(Clock::now() + kLongestReport);
-    if (exiting) tell_exit_status(member_->segment, member_->rank());
+    if (exiting) tell_exit_status(member_->segment, member_->seat());
     member_->lines.leave(exiting ? Leaving::exiting : Leaving::closed);
   }
 
@@ -195,7 +195,7 @@ void bind_agreement(nb::module_& module) {
       .def("testimonies", &JoinedAgreement::testimonies)
       .def("take_note", &JoinedAgreement::take_note)
       .def_prop_ro("seq", &JoinedAgreement::seq)
-      .def_prop_ro("check", &JoinedAgreement::check)
+      .def_prop_ro("level", &JoinedAgreement::level)
       .def_prop_ro("forked", &JoinedAgreement::is_forked)
       .def_prop_ro("has_left", &JoinedAgreement::has_left)
       .def_prop_ro("identity", &JoinedAgreement::identity)

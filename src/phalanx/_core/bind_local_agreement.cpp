@@ -1,7 +1,7 @@
 // Agreements of ranks that are threads of one process, for a world that brings its own clock, deaths and order of
 // steps: no thread of ours, no real time, no processes.
 //
-//   segment = Segment.create_private(size, tuning)      # tuning.only_posts = True, tuning.check = CHECK_ON or
+//   segment = Segment.create_private(size, tuning)      # tuning.only_posts = True, tuning.level = CHECK_ON or
 //   CHECK_FULL ranks = [LocalAgreement(segment, rank) for rank in range(size)]
 //
 // A rank posts its calls with post(), which returns the number of the call and never waits. Some rank has then compared
@@ -84,12 +84,12 @@ class LocalAgreement {
   void set_completed(std::uint64_t seq) noexcept { agreement_.set_completed(seq); }
   void set_gone(int rank) {
     check_rank(rank);
-    member_->segment->control(rank).left.store(static_cast<std::uint32_t>(Leaving::closed), std::memory_order_seq_cst);
+    member_->segment->control(member_->segment->seat_of(rank)).left.store(static_cast<std::uint32_t>(Leaving::closed), std::memory_order_seq_cst);
   }
   void leave(int leaving) noexcept { member_->lines.leave(static_cast<Leaving>(leaving)); }
   // As a process that is killed: it has not left, and others see its status.
   void die(int status) noexcept {
-    member_->segment->last_words(member_->rank()).exit_status.store(status + 1, std::memory_order_release);
+    member_->segment->last_words(member_->seat()).exit_status.store(status + 1, std::memory_order_release);
   }
   void give_up() noexcept {
     member_->lines.give_up(GaveUp::calls);
@@ -100,7 +100,7 @@ class LocalAgreement {
     return member_->lines.leaving(rank) != Leaving::no || member_->lines.exit_status(rank) != kUnknownStatus;
   }
   bool is_gone(int rank) const {
-    return has_left(rank) || member_->segment->control(rank).gave_up.load(std::memory_order_acquire) != 0;
+    return has_left(rank) || member_->segment->control(member_->segment->seat_of(rank)).gave_up.load(std::memory_order_acquire) != 0;
   }
   void say_last_words(const std::string& text) noexcept { member_->lines.say_last_words(text); }
   std::string last_words(int rank) const {
@@ -109,7 +109,7 @@ class LocalAgreement {
   }
   std::uint64_t posted(int rank) const {
     check_rank(rank);
-    return member_->segment->post_line(rank).posted.load(std::memory_order_acquire);
+    return member_->segment->post_line(member_->segment->seat_of(rank)).posted.load(std::memory_order_acquire);
   }
   std::uint64_t seq() const noexcept { return agreement_.seq(); }
   RefusalNotes& refusals() noexcept { return member_->refusals; }

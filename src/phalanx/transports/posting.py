@@ -125,7 +125,7 @@ class PostedCalls:
 
     @property
     def level(self) -> int:
-        return max(self._agreement.check, levels.ON)
+        return max(self._agreement.level, levels.ON)
 
     @property
     def seq(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx import _native
+from phalanx.transports import levels
 from phalanx.transports.base import Scheduler
 from phalanx.transports.refusals import Refusal
 from phalanx.transports.threads.in_flight import CallInFlight, InFlight
@@ -22,11 +23,11 @@ __all__ = ["Agreement"]
 class Agreement:
     """What the ranks of a group have posted. All methods are called with the group's lock held."""
 
-    def __init__(self, size: int, check: int, scheduler: Scheduler) -> None:
-        self.check = check
+    def __init__(self, size: int, level: int, scheduler: Scheduler) -> None:
+        self.level = level
         self._scheduler = scheduler
         tuning = _native.tuning_for(size, 1)
-        tuning.only_posts, tuning.check = True, check
+        tuning.only_posts, tuning.level = True, level
         segment = _native.Segment.create_private(size, tuning)
         self._ranks = [_native.LocalAgreement(segment, rank) for rank in range(size)]
         # At the level FULL, by rank: a hash of what the last call gave.
@@ -66,7 +67,7 @@ class Agreement:
         """The call has ended well on all ranks; `calls` are in rank order."""
         for rank, call in enumerate(calls):
             self._ranks[rank].set_completed(seq)
-            if self.check == _native.CHECK_FULL:
+            if self.level == levels.FULL:
                 self._results[rank] = hash_of_result(call)
 
     # Failures.

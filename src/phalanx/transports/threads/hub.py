@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from phalanx import _native
 from phalanx.log import logger
 from phalanx.transports.base import Scheduler
-from phalanx.transports.levels import asked_level
+from phalanx.transports import levels
 from phalanx.transports.refusals import Refusal
 from phalanx.transports.reports import describe_shapes
 from phalanx.transports.threads.agreement import Agreement
@@ -41,7 +41,7 @@ class Hub:
         self.scheduler = scheduler
         self.lock = threading.RLock()
         self.meeting = Meeting(info, owners)
-        self.agreement = Agreement(info.size, max(asked_level(), _native.CHECK_ON), scheduler)
+        self.agreement = Agreement(info.size, max(levels.asked_level(), levels.ON), scheduler)
         self.calls = Calls(info.size)
         self.messages = Messages(deliver)
         self.refused = RefusedCalls(info, self.agreement)

@@ -84,7 +84,7 @@ class ThreadsTransport(BaseTransport):
 
     @property
     def level(self) -> int:
-        return self.hub.agreement.check
+        return self.hub.agreement.level
 
     def testimonies(self) -> list[_native.Testimony]:
         return self.hub.agreement.testimonies()
