@@ -41,6 +41,8 @@ _MARGIN = 64
 # How often a record that changes is read before it is left for the next time.
 _ATTEMPTS = 3
 _FINAL = (_native.STATE_COMPLETED, _native.STATE_FAILED)
+# Of the last byte of an id, what belongs to the number.
+_LAST_BYTE = NUMBERS >> 56
 # What is known of a record that is not there yet.
 _NOTHING = b""
 
@@ -77,6 +79,8 @@ class BoxReader:
         self._most = min(room.records_per_box, _MOST_RECORDS if most is None else most)
         self._texts = Texts(self._layout.group, room)
         self._no_record = bytes(self._layout.record.size)
+        places = self._layout.record.places
+        self._fields = {name: (struct.Struct(f"<{places[name][1]}"), places[name][0]) for name in ("state", "ended")}
         # The number of the newest record that was looked at; None: nothing was read.
         self._position: int | None = None
         # Records to look at again, as they were: of calls in flight, and those that were not there yet.
@@ -200,11 +204,15 @@ class BoxReader:
 
     def _keep_if_open(self, number: int, data: bytes) -> None:
         """A call that has ended is not marked any more."""
-        found = self._layout.record.unpack(data)
-        if found["state"] in _FINAL and found["ended"]:
+        if self._value("state", data) in _FINAL and self._value("ended", data):
             self._open.pop(number, None)
         else:
             self._open[number] = data
+
+    def _value(self, name: str, data: bytes) -> int:
+        layout, offset = self._fields[name]
+        value: int = layout.unpack_from(data, offset)[0]
+        return value
 
     def _read_whole(self, ranges: list[tuple[int, int]], begun: int) -> Iterator[tuple[int, bytes]]:
         """What these slots hold, without the bit for marking; `_no_record` where there is none, or it kept changing."""
@@ -216,10 +224,13 @@ class BoxReader:
         for slot, data in read.items():
             if slot in again:
                 data = self._settle_on(slot, data, again[slot])
-            number = _number(data)
             # A record has its slot by its number.
-            is_here = number and (number - 1) % capacity == slot
-            yield slot, _NUMBER.pack(number) + data[_NUMBER.size :] if is_here else self._no_record
+            number = _number(data)
+            if number and (number - 1) % capacity == slot:
+                is_marked = data[_NUMBER.size - 1] > _LAST_BYTE
+                yield slot, _NUMBER.pack(number) + data[_NUMBER.size :] if is_marked else data
+            else:
+                yield slot, self._no_record
 
     def _settle_on(self, slot: int, data: bytes, again: bytes) -> bytes:
         """What was read twice alike."""
