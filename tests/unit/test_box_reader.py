@@ -127,6 +127,27 @@ def test_a_record_that_never_came_is_missed_when_its_slot_has_another() -> None:
     assert (reader.num_awaited, reader.num_missed) == (0, 1)
 
 
+def test_a_record_in_whose_place_the_writer_left_an_older_one() -> None:
+    """It was being marked when its turn came: the writer left out the slot and number 5."""
+    size = RECORD_BYTES
+    box = _Growing(Call(seq=1, state="started"), *_calls(4)[1:])
+    reader = _reader(box)
+    assert _seqs(reader) == [1, 2, 3, 4]
+    later = make_box(*_calls(6), capacity=4)
+    for state, expected in (("started", [6]), ("completed", [1]), ("completed", [])):
+        mark = 1 << 63 if state == "started" else 0
+        first = make_box(Call(seq=1, state=state), capacity=4)[RECORDS_OFFSET : RECORDS_OFFSET + size]
+        first[:8] = (1 | mark).to_bytes(8, "little")
+        later[RECORDS_OFFSET : RECORDS_OFFSET + size] = first
+        box._data = bytes(later)
+        assert _seqs(reader) == expected
+    assert (reader.num_awaited, reader.num_missed, reader.num_lost) == (1, 0, 0)
+    box.become(*_calls(9))
+    assert _seqs(reader) == [7, 8, 9]
+    # Number 5.
+    assert (reader.num_awaited, reader.num_missed, reader.num_lost) == (0, 1, 0)
+
+
 def test_what_is_known_is_not_read_again() -> None:
     num = 1000
     box = _Growing(*_calls(num), capacity=2000)

@@ -1,5 +1,5 @@
 """Which calls in flight a new call waits for, where its tensors share memory with their copies, and the order in which
-copies come back, whoever comes in between."""
+copies come back, also if threads, signal handlers, the garbage collector or forks come in between."""
 
 from __future__ import annotations
 

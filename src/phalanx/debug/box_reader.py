@@ -41,6 +41,8 @@ _MARGIN = 64
 # How often a record that changes is read before it is left for the next time.
 _ATTEMPTS = 3
 _FINAL = (_native.STATE_COMPLETED, _native.STATE_FAILED)
+# Of the last byte of an id, what belongs to the number.
+_LAST_BYTE = NUMBERS >> 56
 # What is known of a record that is not there yet.
 _NOTHING = b""
 
@@ -76,6 +78,9 @@ class BoxReader:
         self._first = HEADER_BYTES + sizes.arena
         self._most = min(room.records_per_box, _MOST_RECORDS if most is None else most)
         self._texts = Texts(self._layout.group, room)
+        self._no_record = bytes(self._layout.record.size)
+        places = self._layout.record.places
+        self._fields = {name: (struct.Struct(f"<{places[name][1]}"), places[name][0]) for name in ("state", "ended")}
         # The number of the newest record that was looked at; None: nothing was read.
         self._position: int | None = None
         # Records to look at again, as they were: of calls in flight, and those that were not there yet.
@@ -168,44 +173,49 @@ class BoxReader:
         capacity, position = self.header.capacity, self.position
         first = max(position, begun - min(capacity, self._most)) + 1
         self.num_missed += max(0, first - 1 - position)
-        wanted = {(number - 1) % capacity: number for number in [*self._open, *range(first, begun + 1)]}
-        for number in self._open:
-            if wanted[(number - 1) % capacity] != number:
-                self._give_up(number)
-        self._open = {number: data for number, data in self._open.items() if wanted[(number - 1) % capacity] == number}
+        wanted: dict[int, int] = {}
+        # The writer leaves out a slot that is being marked: an older record may be there in place of the new one.
+        older: dict[int, int] = {}
+        for number in [*sorted(self._open), *range(first, begun + 1)]:
+            slot = (number - 1) % capacity
+            if slot in older:
+                self._give_up(older[slot])
+            if slot in wanted:
+                older[slot] = wanted[slot]
+            wanted[slot] = number
         for slot, data in self._read_whole(_ranges(sorted(wanted)), begun):
             expected, number = wanted[slot], _number(data)
-            if number == expected:
-                if self._open.get(number) != data:
-                    self._keep_if_open(number, data)
-                    yield number, data
-            elif number > expected:
-                if expected in self._open:
-                    self._give_up(expected)
-                    del self._open[expected]
-                else:
-                    self.num_missed += 1
-            else:
+            if slot in older and number != older[slot]:
+                self._give_up(older[slot])
+            if number > expected:
+                self._give_up(expected)
+            elif number < expected:
                 self._open.setdefault(expected, _NOTHING)
+            if number in (expected, older.get(slot)) and self._open.get(number) != data:
+                self._keep_if_open(number, data)
+                yield number, data
 
     def _give_up(self, number: int) -> None:
-        """Of a record that gave way."""
-        if self._open[number] == _NOTHING:
+        """Counts a record that gave way."""
+        if self._open.pop(number, _NOTHING) == _NOTHING:
             self.num_missed += 1
         else:
             self.num_lost += 1
 
     def _keep_if_open(self, number: int, data: bytes) -> None:
         """A call that has ended is not marked any more."""
-        found = self._layout.record.unpack(data)
-        if found["state"] in _FINAL and found["ended"]:
+        if self._value("state", data) in _FINAL and self._value("ended", data):
             self._open.pop(number, None)
         else:
             self._open[number] = data
 
+    def _value(self, name: str, data: bytes) -> int:
+        layout, offset = self._fields[name]
+        value: int = layout.unpack_from(data, offset)[0]
+        return value
+
     def _read_whole(self, ranges: list[tuple[int, int]], begun: int) -> Iterator[tuple[int, bytes]]:
-        """What these slots hold, without the bit for marking; with number 0 where there is no record, or a record
-        changed all the time."""
+        """What these slots hold, without the bit for marking; `_no_record` where there is none, or it kept changing."""
         capacity = self.header.capacity
         read = dict(self._read_slots(ranges))
         oldest = self._read_num_begun() + _MARGIN - capacity
@@ -214,11 +224,13 @@ class BoxReader:
         for slot, data in read.items():
             if slot in again:
                 data = self._settle_on(slot, data, again[slot])
-            number = _number(data)
             # A record has its slot by its number.
-            if number and (number - 1) % capacity != slot:
-                number = 0
-            yield slot, _NUMBER.pack(number) + data[_NUMBER.size :]
+            number = _number(data)
+            if number and (number - 1) % capacity == slot:
+                is_marked = data[_NUMBER.size - 1] > _LAST_BYTE
+                yield slot, _NUMBER.pack(number) + data[_NUMBER.size :] if is_marked else data
+            else:
+                yield slot, self._no_record
 
     def _settle_on(self, slot: int, data: bytes, again: bytes) -> bytes:
         """What was read twice alike."""
@@ -227,7 +239,7 @@ class BoxReader:
                 return data
             data = again
             ((_, again),) = self._read_slots([(slot, slot + 1)])
-        return bytes(len(data))
+        return self._no_record
 
     def _read_slots(self, ranges: list[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
         size = self._layout.record.size
@@ -238,7 +250,9 @@ class BoxReader:
                 if len(data) < num * size:
                     raise self._is_being_cut()
                 for index in range(num):
-                    yield first + index, data[index * size : (index + 1) * size]
+                    record = data[index * size : (index + 1) * size]
+                    # Slots without a record take no memory.
+                    yield first + index, record if _number(record) else self._no_record
 
     def _is_being_cut(self) -> ValueError:
         return ValueError(f"{self._name}: expected a black box, got one that is being cut")

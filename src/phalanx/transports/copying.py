@@ -176,7 +176,7 @@ class CopiesInFlight:
         self._written.forget_all()
 
     def _wait_and_bring_back(self, copies: CallCopies) -> None:
-        """For the sake of another call: a failure is told to those who wait for this one."""
+        """For the sake of another call. A failure is raised by waits for this call."""
         call = copies.call
         if call is not None:
             call.wait(_FOREVER)
@@ -184,16 +184,13 @@ class CopiesInFlight:
         self.bring_back(copies)
 
     def _bring_back_all_dropped(self) -> None:
-        """Whoever has held the lock comes here afterwards, for those that found it held."""
+        """A thread that has held the lock comes here afterwards, for dropped calls that found the lock held."""
         while self._dropped and self._lock.acquire(blocking=False):
             try:
                 if self._is_busy:
                     # This thread was interrupted while it had the lock, and comes here again.
                     return
-                self._bring_back_in_order([self._dropped.popleft()])
-            except IndexError:
-                # This thread was interrupted here, and brought them back then.
-                continue
+                self._bring_back_in_order(_take_first(self._dropped))
             finally:
                 self._lock.release()
 
@@ -296,6 +293,14 @@ class _Indexed:
             raise
         finally:
             self._index.append(index)
+
+
+def _take_first(queue: deque[CallCopies]) -> list[CallCopies]:
+    """Empty where a signal handler has just taken it."""
+    try:
+        return [queue.popleft()]
+    except IndexError:
+        return []
 
 
 def _earlier(message: CallCopies) -> list[CallCopies]:

@@ -114,7 +114,7 @@ class ShmPending:
     def deliver_or_raise(self) -> None:
         self.deliver()
         if self._failures:
-            # Not with the frames of those who were told before.
+            # Without the frames of earlier waits.
             raise self._failures[0].with_traceback(None)
 
     def deliver(self) -> None:
