@@ -24,15 +24,15 @@ from phalanx.transports import keeper, posting, shm
 from phalanx.transports.observers import Observer, observe
 from phalanx.types import GroupInfo
 
-_FLOAT = [dtype.name for dtype in _native.DTYPES].index("float32")
+_FLOAT, _DOUBLE = ([dtype.name for dtype in _native.DTYPES].index(name) for name in ("float32", "float64"))
 
 
 def _sum(count: int = 4) -> _native.Description:
     return _native.Description("all_reduce", reduce_op=0, dtype=_FLOAT, count=count)
 
 
-def _send(op: str, peer: int, tag: int = 0, count: int = 4) -> _native.Description:
-    return _native.Description(op, peer=peer, tag=tag, dtype=_FLOAT, count=count)
+def _send(op: str, peer: int, tag: int = 0, count: int = 4, dtype: int = _FLOAT) -> _native.Description:
+    return _native.Description(op, peer=peer, tag=tag, dtype=dtype, count=count)
 
 
 def _facts(watched: Watched) -> dict[str, Any]:
@@ -169,7 +169,8 @@ def _message_report(here: Here, field: str) -> str:
     for number in (1, 2, 3):
         fields: dict[str, Any] = {"tag": number, "count": 4 + number}
         if here.rank == 1 and number == 2:
-            fields |= {"tag": {"tag": 9}, "count": {"count": 9}, "order": {"tag": 3, "count": 7}}[field]
+            wrong = {"tag": {"tag": 9}, "count": {"count": 9}, "dtype": {"dtype": _DOUBLE}}
+            fields |= {**wrong, "order": {"tag": 3, "count": 7}}[field]
         watched.posted.post(_send("send" if here.rank == 0 else "recv", 1 - here.rank, **fields))
     here.tell()
     assert watched.told.wait(30)
@@ -186,6 +187,7 @@ def _message_report(here: Here, field: str) -> str:
             "count",
             ["[MISMATCH:COUNT]", "about the number of elements of a message", "<-- 6 elements", "<-- 9 elements"],
         ),
+        ("dtype", ["[MISMATCH:DTYPE]", "about the dtype of a message", "<-- float32", "<-- float64"]),
         ("order", ["[MISMATCH:ORDER]", "about the order of their messages", "<-- fits number 3 of the other side"]),
     ],
 )
@@ -465,10 +467,15 @@ def test_observers_see_that_the_making_of_the_group_has_ended(tmp_path: Path) ->
     assert values(_is_seen, 2, tmp_path) == [["coming g", "joined g"]] * 2
 
 
-def _segment(*, only_posts: bool) -> _native.Segment:
-    tuning = _native.tuning_for(2, 2)
+def _segment(*, only_posts: bool, size: int = 2) -> _native.Segment:
+    tuning = _native.tuning_for(size, size)
     tuning.only_posts = only_posts
-    return _native.Segment.create_memfd(2, tuning, b"n" * 16)
+    return _native.Segment.create_memfd(size, tuning, b"n" * 16)
+
+
+@pytest.mark.parametrize("size", [2, 8, 64])
+def test_a_segment_that_is_only_posted_to_is_small(size: int) -> None:
+    assert os.fstat(_segment(only_posts=True, size=size).fd).st_size <= size * 64 * 1024
 
 
 def test_a_segment_is_used_for_what_it_was_made_for() -> None:

@@ -495,17 +495,17 @@ struct Program {
     const Setting ahead{
         .ranks = 2, .calls = 3, .calls_of_last = 1, .odd_rank = 1, .odd_call = 1, .rests = true, .must_keep = 4};
     if (!(fault == Fault::short_memory ? holds<1, 1>(ahead) : holds<1, 1, 2>(ahead))) return false;
-    // Even further, so that a word of the next level must do.
-    const Setting far{.ranks = 2, .calls = 4, .calls_of_last = 2, .odd_rank = 1, .odd_call = 1, .rests = true};
+    // Further than it keeps its words, so that one of the next level must do.
+    const Setting far{.ranks = 2, .calls = 3, .calls_of_last = 2, .odd_rank = 1, .odd_call = 1, .rests = true};
     if (all && !holds<1, 2>(far)) return false;
     // The third rank does not come.
     const Setting absent{.ranks = 3, .calls = 1, .calls_of_last = 0, .odd_rank = 1, .odd_call = 1, .rests = true};
     if (!holds<1, 1>(absent)) return false;
     // A rank dies, at any time.
-    for (int odd_call = 0; odd_call <= (all ? 2 : 1); ++odd_call) {
+    for (int odd_call = 0; odd_call <= 1; ++odd_call) {
       const Setting dies{.ranks = 2,
                          .calls = all ? 2 : 1,
-                         .calls_of_last = all ? 2 : 1,
+                         .calls_of_last = 1,
                          .odd_rank = 1,
                          .odd_call = odd_call,
                          .may_die = true,
@@ -514,7 +514,7 @@ struct Program {
     }
     // Words are replaced while they are read, those of the rank itself as well.
     const Setting fast{
-        .ranks = 2, .calls = 3, .calls_of_last = all ? 3 : 1, .odd_rank = 1, .odd_call = 0, .rests = true};
+        .ranks = 2, .calls = 3, .calls_of_last = all ? 2 : 1, .odd_rank = 1, .odd_call = 0, .rests = true};
     return holds<1, 1>(fast);
   }
 
