@@ -22,7 +22,7 @@ def _message(op: str, peer: int, tag: int = 0, count: int = 4) -> _native.Descri
 
 def _ranks(size: int, check: int = _native.CHECK_ON) -> list[_native.LocalAgreement]:
     tuning = _native.tuning_for(size, size)
-    tuning.only_posts, tuning.check = True, check
+    tuning.only_posts, tuning.level = True, check
     segment = _native.Segment.create_private(size, tuning)
     return [_native.LocalAgreement(segment, rank) for rank in range(size)]
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from phalanx import _native
+from phalanx.debug.box_reader import read_box
 from phalanx.debug.job_folder import JobFolder
 from phalanx.debug.own_box import own_box
-from phalanx.debug.records import Box, Record, read_box
+from phalanx.debug.records import Box, Record
 from phalanx.transports.posting import PostedCalls
 from phalanx.types import NO_REDUCE_OP, REDUCE_OP_NAMES, GroupInfo
 

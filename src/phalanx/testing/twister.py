@@ -1,7 +1,7 @@
 """The state of a Mersenne twister, read and written where it lies in memory.
 
 The public way makes a tuple of 625 integers of Python's generator, and so many more steps that a run of 16 ranks as
-threads takes a sixth longer (decision 14). Where the memory does not look as expected, the public way is taken.
+threads takes a sixth longer (decision 17). Where the memory does not look as expected, the public way is taken.
 
 Imports nothing but the standard library: tests run it on interpreters that have no torch.
 """

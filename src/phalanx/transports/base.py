@@ -70,6 +70,9 @@ class Pending(Protocol):
 class Ending(Protocol):
     """What a process has to end before it ends itself: one rank's end of a group."""
 
+    # Whether each rank is a process: the group is left when this process ends, and observers are told of the group.
+    spans_processes: bool
+
     def say_last_words(self, text: str) -> None:
         """What peers are told of this rank when it has ended. The first words stay."""
 
@@ -145,9 +148,6 @@ class Transport(Ending, Protocol):
         """
 
     # What only some transports have. `BaseTransport` has the neutral answers.
-
-    # Whether each rank is a process: the group is left when this process ends, and observers are told of the group.
-    spans_processes: bool
 
     @property
     def quick(self) -> Quick | None:

@@ -54,6 +54,8 @@ class PostedCalls:
     The process leaves it when it ends, as other groups, if `group.endings` was told of it.
     """
 
+    spans_processes = True
+
     def __init__(self, met: Met, on_failure: Callable[[], None], engine: str = "") -> None:
         self.info = met.info
         self.identities: Sequence[Identity] = met.identities

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from phalanx import _native
 from phalanx.log import logger
-from phalanx.transports.base import Scheduler
 from phalanx.transports import levels
+from phalanx.transports.base import Scheduler
 from phalanx.transports.refusals import Refusal
 from phalanx.transports.reports import describe_shapes
 from phalanx.transports.threads.agreement import Agreement
