@@ -61,6 +61,20 @@ def test_every_module_has_a_layer() -> None:
     assert modules - {"_core", "py"} <= set().union(*LAYERS), "say in LAYERS where the new module belongs"
 
 
+PACKAGES = ["collectives", "debug", "group", "reporters", "testing", "transports", "transports/threads"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_says_what_each_of_its_files_does(package: str) -> None:
+    text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()), clean=False) or ""
+    lines = re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)
+    named = {name for line in lines for name in re.findall(r"\w+", line)}
+    listed = {name for line in lines for name in re.findall(r"^(\w+)(?:\.py|/)", line)}
+    modules = {path.stem for path in (ROOT / package).iterdir() if not path.name.startswith("__")}
+    assert not modules - named, "say in __init__.py what the new module does"
+    assert not listed - modules, "remove the module that is gone from the list in __init__.py"
+
+
 def test_imports_go_downwards() -> None:
     wrong = []
     for path in ROOT.rglob("*.py"):
