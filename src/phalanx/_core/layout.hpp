@@ -12,8 +12,8 @@
 //
 //   PostLine[size] | PostEntry[size][kLaneKinds][kPostDepth] | PairLine[size][2][size]
 //
-// All arrays but the last two dimensions of `sizes`, which are by rank, are indexed by seat (seats.hpp); `ranks` says
-// which rank has which seat.
+// Arrays are indexed by seat (seats.hpp); `ranks` says which rank has which seat. Only what `sizes` has of a call is in
+// the order of ranks.
 //
 // Ownership: every Control, WaitLine, LastWords, RefusalLine, LocationLine, Descriptor, sizes, staging area, PostLine,
 // PostEntry and PairLine has one writer, its rank; of a channel's lines one is the sender's and one the receiver's, its
