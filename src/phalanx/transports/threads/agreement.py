@@ -31,6 +31,8 @@ class Agreement:
         self._ranks = [_native.LocalAgreement(segment, rank) for rank in range(size)]
         # At the level FULL, by rank: a hash of what the last call gave.
         self._results = [0] * size
+        # The rank that was the first to post the call that is next.
+        self._first: int | None = None
         # The rank that has found a difference.
         self._finder: _native.LocalAgreement | None = None
         # The first failure of the group.
@@ -47,7 +49,10 @@ class Agreement:
         """
         mine = self._ranks[call.rank]
         mine.post(call.description, call.where, self._results[call.rank])
-        if mine.compare() and self._finder is None:
+        if self._first is None:
+            self._first = call.rank
+        elif mine.compare_with(self._first) and self._finder is None:
+            # Up to now all that have posted it agreed with the first.
             self._finder = mine
         return mine.take_note()
 
@@ -64,6 +69,7 @@ class Agreement:
 
     def complete(self, seq: int, calls: Sequence[Call]) -> None:
         """The call has ended well on all ranks; `calls` are in rank order."""
+        self._first = None
         for rank, call in enumerate(calls):
             self._ranks[rank].set_completed(seq)
             if self.check == _native.CHECK_FULL:
