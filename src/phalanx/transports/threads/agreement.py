@@ -35,8 +35,9 @@ class Agreement:
         self._first: int | None = None
         # The rank that has found a difference.
         self._finder: _native.LocalAgreement | None = None
-        # The first failure of the group.
+        # The first failure of the group, and what was known of each rank then, once it is asked for.
         self.failure: _native.Failure | None = None
+        self._testimonies: list[_native.Testimony] | None = None
         # Whether some rank makes no further call.
         self.is_anybody_gone = False
 
@@ -100,7 +101,9 @@ class Agreement:
 
     def testimonies(self) -> list[_native.Testimony]:
         """What was known of each rank when the group failed."""
-        return self._ranks[0].testimonies()
+        if self._testimonies is None:
+            self._testimonies = self._ranks[0].testimonies()
+        return self._testimonies
 
     # Ranks that make no further call.
 
