@@ -491,6 +491,10 @@ struct Program {
 
   // Ranks that compare when something has changed.
   bool holds_at_rest(bool all) {
+    // Words are replaced while they are read, those of the rank itself as well.
+    const Setting fast{
+        .ranks = 2, .calls = 3, .calls_of_last = all ? 2 : 1, .odd_rank = 1, .odd_call = 0, .rests = true};
+    if (!holds<1, 1>(fast)) return false;
     // The first rank is ahead by more than a ring holds, and the last one stops at the call that differs.
     const Setting ahead{
         .ranks = 2, .calls = 3, .calls_of_last = 1, .odd_rank = 1, .odd_call = 1, .rests = true, .must_keep = 4};
@@ -512,10 +516,7 @@ struct Program {
                          .rests = true};
       if (!holds<1, 1>(dies)) return false;
     }
-    // Words are replaced while they are read, those of the rank itself as well.
-    const Setting fast{
-        .ranks = 2, .calls = 3, .calls_of_last = all ? 2 : 1, .odd_rank = 1, .odd_call = 0, .rests = true};
-    return holds<1, 1>(fast);
+    return true;
   }
 
   bool run(bool all) {

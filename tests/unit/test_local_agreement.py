@@ -117,6 +117,7 @@ def test_the_rank_behind_stops_at_the_call_that_differs() -> None:
     assert (failure.agreed, failure.seq) == (1, 2)
     assert [seen.posted for seen in second.testimonies()] == [1000, 2]
     assert _counts(second) == [None, 5]
+    assert failure.call.op == "all_reduce"
 
 
 def test_another_rank_finds_what_a_dead_finder_had_found() -> None:

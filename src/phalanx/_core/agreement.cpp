@@ -220,9 +220,13 @@ Finding Agreement::finding() {
       misfit.is_sent_fitting = 1;
     }
   }
-  const MadeCall called = made_call(failure.rank, seen_[static_cast<std::size_t>(failure.rank)].call);
+  const auto& own_call = seen_[static_cast<std::size_t>(failure.rank)].call;
+  const MadeCall called = made_call(failure.rank, own_call);
   failure.call = called.description;
   copy_text(failure.where, called.where);
+  // One that is far ahead has replaced its call. That of the rank behind says at least what this is about.
+  const auto& other_call = seen_[static_cast<std::size_t>(difference.peer)].call;
+  if (found_.kind == LaneKind::calls && !own_call && other_call) failure.call = other_call->call;
   finding.testify = [this](std::uint32_t report) { testify(report); };
   finding.is_complete = [this] { return is_complete(); };
   return finding;
