@@ -588,6 +588,11 @@ class LocalAgreement:
         Compares with each rank that has posted the same call. Whether this rank has found a difference.
         """
 
+    def compare_with(self, peer: int) -> bool:
+        """
+        The same with one rank: enough if all that have posted the call are known to agree.
+        """
+
     @property
     def has_found(self) -> bool: ...
     def advance(self, now: float) -> bool:

@@ -281,3 +281,17 @@ def test_the_time_of_a_call_is_up() -> None:
     assert failure is not None
     assert (failure.kind, failure.rank, failure.missing) == (_native.FAILURE_TIMEOUT, 1, [0, 2])
     assert (failure.call.tag, failure.seq, failure.where, failure.other_tags) == (5, 3, "line 1", [7, 9])
+
+
+def test_comparing_with_one_rank() -> None:
+    first, second, third = _ranks(3)
+    first.post(_sum(4))
+    second.post(_sum(5))
+    assert not second.compare_with(2)
+    assert not second.compare_with(1)
+    assert not third.compare_with(0)
+    assert second.compare_with(0)
+    assert second.report_now(0.0)
+    assert _counts(third) == [4, 5, None]
+    with pytest.raises(ValueError, match="a rank of the group"):
+        first.compare_with(3)

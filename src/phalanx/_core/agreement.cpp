@@ -14,7 +14,6 @@ Agreement::Agreement(std::shared_ptr<Member> member, std::function<void()> tell,
       posts_(*member_->segment, member_->rank()),
       calls_(member_->rank(), member_->size()),
       pairs_(static_cast<std::size_t>(member_->size()) * 2),
-      seen_(static_cast<std::size_t>(member_->size())),
       comparing_(member_->rank(), member_->size()),
       reporting_(member_->lines) {}
 
@@ -69,14 +68,22 @@ bool Agreement::compare() {
   return compare_locked();
 }
 
+bool Agreement::compare_with(int peer) {
+  const std::lock_guard lock(mutex_);
+  if (has_found() || member_->lines.failed()) return has_found();
+  return keep_compared(comparing_.compare_with(posts_, peer)) || has_found();
+}
+
+// True: the look that is over has found a difference.
+bool Agreement::keep_compared(bool agrees) {
+  if (comparing_.other_shape()) note_shapes(comparing_.other_shape());
+  if (!agrees) keep({comparing_.difference()});
+  return !agrees;
+}
+
 bool Agreement::compare_locked() {
   if (has_found() || member_->lines.failed()) return has_found();
-  const bool agrees = comparing_.compare(posts_);
-  if (comparing_.other_shape()) note_shapes(comparing_.other_shape());
-  if (!agrees) {
-    keep({comparing_.difference()});
-    return true;
-  }
+  if (keep_compared(comparing_.compare(posts_))) return true;
   for (std::size_t i = 0; i < pairs_.size(); ++i) {
     Pair* const pair = pairs_[i].load(std::memory_order_acquire);
     if (pair == nullptr || pair->comparing.compare(pair->posts)) continue;
@@ -106,9 +113,14 @@ void Agreement::keep(const Found& found) noexcept {
   if (is_kept_.exchange(true, std::memory_order_acq_rel)) return;
   found_ = found;
   // At once: this rank and its peers go on, and replace what they have posted.
-  for (int rank = 0; rank < member_->size(); ++rank) see(rank);
+  see_all();
   has_found_.store(true, std::memory_order_release);
   wake_();
+}
+
+void Agreement::see_all() {
+  seen_.resize(static_cast<std::size_t>(member_->size()));
+  for (int rank = 0; rank < member_->size(); ++rank) see(rank);
 }
 
 void Agreement::see(int rank) noexcept {
@@ -258,7 +270,7 @@ void Agreement::fail(const Failure& failure, Clock::time_point now) {
     found_.difference = {failure.peer, failure.seq == 0 ? 0 : failure.seq - 1, failure.seq};
     found_.kind = is_message(failure.call.op) ? LaneKind::messages : LaneKind::calls;
     found_.sends = failure.call.op == Op::send;
-    for (int rank = 0; rank < member_->size(); ++rank) see(rank);
+    see_all();
     reporting_.begin({failure, [this](std::uint32_t report) { testify(report); }}, now);
   }
   advance_locked(now);

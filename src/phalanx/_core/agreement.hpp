@@ -42,6 +42,8 @@ class Agreement : public Tendable {
   // Compares with each peer, as far as both have posted, also where others are absent. True: this rank has found a
   // difference, now or before. May run while another thread posts.
   bool compare();
+  // Compares with one peer, as far as both have posted: enough where all that have posted are known to agree.
+  bool compare_with(int peer);
   // Goes on with the report of what this rank has found. True: the group has a failure, and it was told.
   bool advance(Clock::time_point now);
   // The same, but the report does not wait for ranks that have not posted the call.
@@ -91,8 +93,10 @@ class Agreement : public Tendable {
   void note_shapes(const OtherShape& other) noexcept;
   // The first of the two threads that find a difference keeps it.
   void keep(const Found& found) noexcept;
+  void see_all();
   void see(int rank) noexcept;
   bool compare_locked();
+  bool keep_compared(bool agrees);
   bool advance_locked(Clock::time_point now);
   bool is_complete() const noexcept;
   Finding finding();
@@ -120,7 +124,7 @@ class Agreement : public Tendable {
   // The first difference, handed to the one that tends.
   std::atomic<bool> is_kept_{false};
   Found found_;
-  std::vector<Seen> seen_;  // by rank
+  std::vector<Seen> seen_;  // by rank, once there is one
   std::atomic<bool> has_found_{false};
   // Of the one that tends: the progress thread, and for a moment also a thread that leaves the group.
   std::mutex mutex_;

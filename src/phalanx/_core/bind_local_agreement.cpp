@@ -61,6 +61,10 @@ class LocalAgreement {
     }
   }
   bool compare() { return agreement_.compare(); }
+  bool compare_with(int peer) {
+    check_rank(peer);
+    return agreement_.compare_with(peer);
+  }
   bool has_found() const noexcept { return agreement_.has_found(); }
   bool advance(double now) { return agreement_.advance(to_time(now)); }
   bool report_now(double now) { return agreement_.report_now(to_time(now)); }
@@ -151,6 +155,8 @@ void bind_local_agreement(nb::module_& module) {
            "hash of what the call before gave, where results are compared.")
       .def("compare", &LocalAgreement::compare,
            "Compares with each rank that has posted the same call. Whether this rank has found a difference.")
+      .def("compare_with", &LocalAgreement::compare_with, "peer"_a,
+           "The same with one rank: enough if all that have posted the call are known to agree.")
       .def_prop_ro("has_found", &LocalAgreement::has_found)
       .def("advance", &LocalAgreement::advance, "now"_a,
            "Reports what this rank has found. Whether the group has failed.")

@@ -37,17 +37,18 @@ class Comparing {
   void start_after(std::uint64_t seq) noexcept { agreed_.fill(seq); }
 
   // Begins to compare with all peers.
-  void begin() noexcept {
-    peer_ = -1;
-    next_peer();
-  }
+  void begin() noexcept { begin(0, size_); }
   // Compares with all peers. False: a difference was found.
   template <class Memory>
   bool compare(const Memory& memory) noexcept {
     begin();
-    while (!step(memory)) {
-    }
-    return !difference_;
+    return go_on(memory);
+  }
+  // The same with one peer.
+  template <class Memory>
+  bool compare_with(const Memory& memory, int peer) noexcept {
+    begin(peer, peer + 1);
+    return go_on(memory);
   }
 
   // Makes the next access. True: all peers were looked at, or a difference was found.
@@ -92,13 +93,25 @@ class Comparing {
     return Words::keeps(level, seq, theirs_) && KeptWords::keeps(level, seq, mine_);
   }
 
+  void begin(int first, int end) noexcept {
+    peer_ = first - 1;
+    end_ = end;
+    next_peer();
+  }
+  template <class Memory>
+  bool go_on(const Memory& memory) noexcept {
+    while (!step(memory)) {
+    }
+    return !difference_;
+  }
+
   bool next_peer() noexcept {
     is_searching_ = false;
     num_tries_ = 0;
     do {
       ++peer_;
     } while (peer_ == rank_);
-    if (peer_ < size_) {
+    if (peer_ < end_) {
       state_ = State::look;
       return false;
     }
@@ -175,6 +188,7 @@ class Comparing {
 
   std::int32_t rank_;
   std::int32_t size_;
+  std::int32_t end_ = 0;  // one past the last peer of this look
   State state_ = State::over;
   bool is_searching_ = false;
   std::int32_t num_tries_ = 0;

@@ -32,10 +32,13 @@ class Agreement:
         self._ranks = [_native.LocalAgreement(segment, rank) for rank in range(size)]
         # At the level FULL, by rank: a hash of what the last call gave.
         self._results = [0] * size
+        # The rank that was the first to post the call that is next.
+        self._first: int | None = None
         # The rank that has found a difference.
         self._finder: _native.LocalAgreement | None = None
-        # The first failure of the group.
+        # The first failure of the group, and what was known of each rank then, once it is asked for.
         self.failure: _native.Failure | None = None
+        self._testimonies: list[_native.Testimony] | None = None
         # Whether some rank makes no further call.
         self.is_anybody_gone = False
 
@@ -48,7 +51,10 @@ class Agreement:
         """
         mine = self._ranks[call.rank]
         mine.post(call.description, call.where, self._results[call.rank])
-        if mine.compare() and self._finder is None:
+        if self._first is None:
+            self._first = call.rank
+        elif mine.compare_with(self._first) and self._finder is None:
+            # Up to now all that have posted it agreed with the first.
             self._finder = mine
         return mine.take_note()
 
@@ -65,6 +71,7 @@ class Agreement:
 
     def complete(self, seq: int, calls: Sequence[Call]) -> None:
         """The call has ended well on all ranks; `calls` are in rank order."""
+        self._first = None
         for rank, call in enumerate(calls):
             self._ranks[rank].set_completed(seq)
             if self.level == levels.FULL:
@@ -95,7 +102,9 @@ class Agreement:
 
     def testimonies(self) -> list[_native.Testimony]:
         """What was known of each rank when the group failed."""
-        return self._ranks[0].testimonies()
+        if self._testimonies is None:
+            self._testimonies = self._ranks[0].testimonies()
+        return self._testimonies
 
     # Ranks that make no further call.
 
