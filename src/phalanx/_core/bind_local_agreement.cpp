@@ -88,7 +88,8 @@ class LocalAgreement {
   void set_completed(std::uint64_t seq) noexcept { agreement_.set_completed(seq); }
   void set_gone(int rank) {
     check_rank(rank);
-    member_->segment->control(member_->segment->seat_of(rank)).left.store(static_cast<std::uint32_t>(Leaving::closed), std::memory_order_seq_cst);
+    member_->segment->control(member_->segment->seat_of(rank))
+        .left.store(static_cast<std::uint32_t>(Leaving::closed), std::memory_order_seq_cst);
   }
   void leave(int leaving) noexcept { member_->lines.leave(static_cast<Leaving>(leaving)); }
   // As a process that is killed: it has not left, and others see its status.
@@ -104,7 +105,8 @@ class LocalAgreement {
     return member_->lines.leaving(rank) != Leaving::no || member_->lines.exit_status(rank) != kUnknownStatus;
   }
   bool is_gone(int rank) const {
-    return has_left(rank) || member_->segment->control(member_->segment->seat_of(rank)).gave_up.load(std::memory_order_acquire) != 0;
+    return has_left(rank) ||
+           member_->segment->control(member_->segment->seat_of(rank)).gave_up.load(std::memory_order_acquire) != 0;
   }
   void say_last_words(const std::string& text) noexcept { member_->lines.say_last_words(text); }
   std::string last_words(int rank) const {
