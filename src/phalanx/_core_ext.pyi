@@ -416,7 +416,7 @@ class Statistics:
         Of each op that was called: its number, calls, bytes, seconds waiting and seconds moving.
         """
 
-class Group:
+class GroupEnd:
     def __init__(self, segment: Segment, rank: int) -> None: ...
     def watch(self, processes: Sequence[tuple[int, int, int]]) -> None:
         """One per rank: pid, start time and program."""
@@ -461,7 +461,7 @@ class Group:
     def keep_records(self, box: BlackBox, group: int, path: str) -> None: ...
     def watch_deaths(self, box: BlackBox, job_ranks: Sequence[int], folder: str) -> None: ...
 
-class Pending:
+class CallHandle:
     def wait(self, arg: float, /) -> int: ...
     def missing(self) -> list[int]: ...
     def notify(self, arg: int, /) -> bool: ...
@@ -515,7 +515,7 @@ class BlackBox:
         self, name: str, rank: int, ranks: str, *, description: str = ..., identity: str = ..., place: str = ...
     ) -> int:
         """
-        The group, for `begin`, `begin_making` and `Group.keep_records`; 0: there is no room for it.
+        The group, for `begin`, `begin_making` and `GroupEnd.keep_records`; 0: there is no room for it.
         """
 
     def begin(
@@ -962,7 +962,7 @@ class Handed:
     @property
     def seq(self) -> int: ...
     @property
-    def pending(self) -> Pending | None: ...
+    def pending(self) -> CallHandle | None: ...
     @property
     def written(self) -> list[tuple[int, int]]:
         """The addresses, from and to, of the memory that the core writes."""
@@ -982,15 +982,17 @@ def describe_call(
 ) -> Description | Problem: ...
 def check_tensor(name: str, tensor: object, written: bool) -> int | Problem: ...
 def check_tensors(name: str, tensors: object, num: int) -> Problem | None: ...
-def run_call(group: Group, call: Description, inputs: object | None, outputs: object | None, timeout: float) -> Handed:
+def run_call(
+    group: GroupEnd, call: Description, inputs: object | None, outputs: object | None, timeout: float
+) -> Handed:
     """Carries out a call whose tensors lie in plain memory."""
 
 def start_call(
-    group: Group, call: Description, inputs: object | None, outputs: object | None, timeout: float
+    group: GroupEnd, call: Description, inputs: object | None, outputs: object | None, timeout: float
 ) -> Handed:
     """Begins a call whose tensors lie in plain memory."""
 
-def start_message(group: Group, sends: bool, tensor: object, peer: int, tag: int, timeout: float) -> Handed:
+def start_message(group: GroupEnd, sends: bool, tensor: object, peer: int, tag: int, timeout: float) -> Handed:
     """Begins a message whose tensor lies in plain memory."""
 
 class Front:

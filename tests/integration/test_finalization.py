@@ -32,18 +32,18 @@ class _Pair:
 
     def __init__(self) -> None:
         segment = _native.Segment.create_memfd(2, _native.tuning_for(2, 2), bytes(16))
-        self.first, self.second = _native.Group(segment, 0), _native.Group(segment, 1)
+        self.first, self.second = _native.GroupEnd(segment, 0), _native.GroupEnd(segment, 1)
         self.data = torch.zeros(1 << 20)
 
     def barrier(self, timeout: float) -> object:
         return _native.run_call(self.first, _BARRIER, None, None, timeout)
 
-    def start(self) -> _native.Pending:
+    def start(self) -> _native.CallHandle:
         started = _native.start_call(self.first, _BARRIER, None, None, 1000.0).pending
         assert started is not None
         return started
 
-    def message(self, sends: bool) -> _native.Pending:
+    def message(self, sends: bool) -> _native.CallHandle:
         started = _native.start_message(self.first, sends, self.data, 1, 0, 1000.0).pending
         assert started is not None
         return started

@@ -480,7 +480,7 @@ def test_a_segment_that_is_only_posted_to_is_small(size: int) -> None:
 
 def test_a_segment_is_used_for_what_it_was_made_for() -> None:
     with pytest.raises(ValueError, match="no room for the bytes of calls"):
-        _native.Group(_segment(only_posts=True), 0)
+        _native.GroupEnd(_segment(only_posts=True), 0)
     with pytest.raises(ValueError, match="is for calls whose bytes are moved"):
         _native.Agreement(_segment(only_posts=False), 0, [(0, 0, 0)] * 2, 1)
 

@@ -25,18 +25,18 @@ std::size_t index_of(int value) { return static_cast<std::size_t>(value); }
 
 // A random call under way.
 struct Flight {
-  Flight(Group& group, std::uint64_t seed, std::uint64_t number, const Tuning& tuning, Mixture mixture)
+  Flight(GroupEnd& group, std::uint64_t seed, std::uint64_t number, const Tuning& tuning, Mixture mixture)
       : index(number),
         random(mix(mix(seed, number), unsigned_of(group.rank()) + 1)),
         plan(random_plan(seed, number, group.size(), tuning, mixture)),
         side(plan, group.rank(), random) {}
 
-  void start(Group& group, Handing handing) {
+  void start(GroupEnd& group, Handing handing) {
     ticket = start_call(group, kPatience, handing, [&](Request& request) { side.fill(request); });
   }
 
   // False: it failed, as all that follow will.
-  bool check(Group& group, Complaints& complaints) const {
+  bool check(GroupEnd& group, Complaints& complaints) const {
     const Result result = ticket->result();
     if (result == Result::finished) {
       side.check(complaints);
@@ -68,7 +68,7 @@ std::unique_ptr<Flight> take_random(Flights& flights, Random& random) {
 }
 
 // Comes to the end of the call in one of the ways there are.
-bool finish(Group& group, Flight& flight, Notices& notices, std::size_t number, Complaints& complaints) {
+bool finish(GroupEnd& group, Flight& flight, Notices& notices, std::size_t number, Complaints& complaints) {
   if (flight.noticed) {
     notices.wait(number);
   } else if (flight.random.one_in(6)) {
@@ -86,7 +86,7 @@ Complaints calls_in_flight(int size, Random& random, Mixture mixture) {
   Notices notices(num_calls * unsigned_of(size));
   const auto segment = make_segment(size, tuning);
   Complaints complaints = on_ranks(all_ranks(size), [&](int rank, Complaints& mine) {
-    Group group(segment, rank);
+    GroupEnd group(segment, rank);
     Random own(mix(seed, unsigned_of(rank)));
     const std::uint64_t window = 1 + own.below(kMostInFlight);
     Flights flights;
@@ -124,20 +124,20 @@ Complaints groups_in_any_order(int size, Random& random) {
   }
   return on_ranks(all_ranks(size), [&](int rank, Complaints& mine) {
     Random own(mix(seed, unsigned_of(rank)));
-    std::vector<std::unique_ptr<Group>> groups;
-    for (const auto& segment : segments) groups.push_back(std::make_unique<Group>(segment, rank));
+    std::vector<std::unique_ptr<GroupEnd>> groups;
+    for (const auto& segment : segments) groups.push_back(std::make_unique<GroupEnd>(segment, rank));
     for (std::uint64_t round = 0; round < kRounds; ++round) {
-      struct Pending {
+      struct CallHandle {
         int group;
         std::unique_ptr<Flight> flight;
       };
-      std::vector<Pending> pending;
+      std::vector<CallHandle> pending;
       std::vector<std::uint64_t> made(groups.size(), 0);
       while (pending.size() < groups.size() * kCallsARound) {
         const int i = random_rank(own, num_groups);
         std::uint64_t& calls = made[index_of(i)];
         if (calls == kCallsARound) continue;
-        Group& group = *groups[index_of(i)];
+        GroupEnd& group = *groups[index_of(i)];
         auto flight = std::make_unique<Flight>(group, mix(seed, ~unsigned_of(i)), round * kCallsARound + calls++,
                                                tuning, Mixture::all_ops);
         flight->start(group, own.pick({Handing::at_once, Handing::later}));
@@ -145,7 +145,7 @@ Complaints groups_in_any_order(int size, Random& random) {
       }
       while (!pending.empty()) {
         std::swap(pending[own.below(pending.size())], pending.back());
-        Group& group = *groups[index_of(pending.back().group)];
+        GroupEnd& group = *groups[index_of(pending.back().group)];
         wait_for(group.calls(), *pending.back().flight->ticket);
         if (!pending.back().flight->check(group, mine)) return;
         pending.pop_back();
@@ -156,9 +156,10 @@ Complaints groups_in_any_order(int size, Random& random) {
 
 // A sum over ranks, the same call whichever thread makes it.
 struct Sum {
-  explicit Sum(const Group& group) : numbers(33, group.rank() + 1), expected(group.size() * (group.size() + 1) / 2) {}
+  explicit Sum(const GroupEnd& group)
+      : numbers(33, group.rank() + 1), expected(group.size() * (group.size() + 1) / 2) {}
 
-  void start(Group& group, Handing handing) {
+  void start(GroupEnd& group, Handing handing) {
     ticket = start_call(group, kPatience, handing, [&](Request& request) {
       const Piece piece{reinterpret_cast<std::byte*>(numbers.data()), numbers.size() * sizeof(numbers[0])};
       request.op = Op::all_reduce;
@@ -187,7 +188,7 @@ Complaints threads_in_one_lane(int size, Random& random) {
   const std::uint64_t seed = random.next();
   std::vector<int> threads = all_ranks(kThreads * size);
   Complaints complaints = on_ranks(threads, [&](int thread, Complaints& mine) {
-    Group& group = world[thread % size];
+    GroupEnd& group = world[thread % size];
     Random own(mix(seed, unsigned_of(thread)));
     std::vector<std::unique_ptr<Sum>> sums;
     for (std::uint64_t i = 0; i < kCallsAThread; ++i) {
@@ -203,7 +204,7 @@ Complaints threads_in_one_lane(int size, Random& random) {
       sums.pop_back();
     }
   });
-  for (Group* group : {&world[0], &world[size - 1]}) {
+  for (GroupEnd* group : {&world[0], &world[size - 1]}) {
     expect(complaints, group->seq() == kThreads * kCallsAThread, "a seq a call");
   }
   return complaints;
@@ -240,7 +241,7 @@ Complaints short_lives(int size, Random& random) {
   }
   std::atomic<int> ended{0};
   const auto live = [&](std::uint64_t i, int rank, Random& own, Complaints& mine) {
-    Group group(segments[i], rank);
+    GroupEnd group(segments[i], rank);
     Sum sum(group);
     sum.start(group, own.pick({Handing::at_once, Handing::later}));
     if (size > 1) {

@@ -25,12 +25,12 @@ class Hooks : public CallHooks {
  public:
   void release() override { good_ = std::exchange(holds_lock_, false) && good_; }
   void take_back() noexcept override { good_ = !std::exchange(holds_lock_, true) && good_; }
-  void record_call(Group&, CallTicket& ticket, double, bool is_async) override {
+  void record_call(GroupEnd&, CallTicket& ticket, double, bool is_async) override {
     ask();
     ++num_recorded;
     good_ = good_ && is_async != ticket.request.is_waited_for;
   }
-  void record_call(Group&, MessageTicket&, double) override {
+  void record_call(GroupEnd&, MessageTicket&, double) override {
     ask();
     ++num_recorded;
   }
@@ -81,7 +81,7 @@ std::shared_ptr<CallTicket> barrier_ticket() {
   return ticket;
 }
 
-Outcome run_barrier(Group& group, Hooks& hooks, double timeout = kSeconds) {
+Outcome run_barrier(GroupEnd& group, Hooks& hooks, double timeout = kSeconds) {
   return phalanx::run_call(group, barrier_ticket(), timeout, hooks);
 }
 
@@ -196,7 +196,7 @@ Complaints refused_peer(Random& random, bool is_message) {
   });
 }
 
-void wait_until_broken(const Group& group) {
+void wait_until_broken(const GroupEnd& group) {
   while (!group.broken()) std::this_thread::yield();
 }
 

@@ -29,7 +29,7 @@ struct Shape {
 const Shape kBarrierCall{};
 const Shape kSum{Op::all_reduce, -1, DType::int32, static_cast<int>(ReduceOp::sum)};
 
-Result run_shape(Group& group, const Shape& shape, std::chrono::nanoseconds timeout = kPatience) {
+Result run_shape(GroupEnd& group, const Shape& shape, std::chrono::nanoseconds timeout = kPatience) {
   const std::uint64_t bytes = shape.count * element_size(shape.dtype);
   const auto size = static_cast<std::size_t>(group.size());
   std::vector<std::byte> from(bytes * size), to(bytes * size);
@@ -81,7 +81,7 @@ Result run_shape(Group& group, const Shape& shape, std::chrono::nanoseconds time
 
 // Calls that succeed first, so that the failure comes anywhere in the rings of words and slots. The last is a barrier:
 // behind it no rank can fail in one of these any more.
-void agree(Group& group, std::uint64_t num, Complaints& complaints) {
+void agree(GroupEnd& group, std::uint64_t num, Complaints& complaints) {
   for (std::uint64_t i = 1; i <= num; ++i) {
     const Shape others = i % 2 == 0 ? kSum : Shape{.op = Op::broadcast, .root = 0};
     if (run_shape(group, i == num ? kBarrierCall : others) != Result::finished) {
@@ -366,7 +366,7 @@ Complaints shared_groups(int size, Random& random) {
       expect(mine, std::all_of(numbers.begin(), numbers.end(), right), "the sum over ranks");
     }
   });
-  for (Group* group : {&world[0], &world[size - 1]}) expect(complaints, group->seq() == 2 * kCalls, "a seq a call");
+  for (GroupEnd* group : {&world[0], &world[size - 1]}) expect(complaints, group->seq() == 2 * kCalls, "a seq a call");
   return complaints;
 }
 

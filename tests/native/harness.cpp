@@ -51,7 +51,7 @@ std::shared_ptr<Segment> make_segment(int size, const Tuning& tuning) {
 
 World::World(int size, const Tuning& tuning) : segment(make_segment(size, tuning)) {
   for (int rank = 0; rank < size; ++rank) {
-    groups.push_back(std::make_unique<Group>(segment, rank));
+    groups.push_back(std::make_unique<GroupEnd>(segment, rank));
     // Once, as several threads of a rank may call later.
     groups.back()->place({&place_of(rank)});
   }
@@ -88,7 +88,8 @@ const char* name_of(Result result) {
   return kNames[static_cast<int>(result)];
 }
 
-std::shared_ptr<MessageTicket> start_message(Group& group, std::chrono::nanoseconds timeout, const Message& message) {
+std::shared_ptr<MessageTicket> start_message(GroupEnd& group, std::chrono::nanoseconds timeout,
+                                             const Message& message) {
   auto ticket = std::make_shared<MessageTicket>();
   ticket->call.op = message.sends ? Op::send : Op::recv;
   ticket->call.peer = message.peer;

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "group.hpp"
+#include "group_end.hpp"
 
 namespace stress {
 
@@ -74,7 +74,7 @@ std::shared_ptr<Segment> make_segment(int size, const Tuning& tuning);
 // A segment and a group for each rank.
 struct World {
   World(int size, const Tuning& tuning);
-  Group& operator[](int rank) { return *groups[static_cast<std::size_t>(rank)]; }
+  GroupEnd& operator[](int rank) { return *groups[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(groups.size()); }
   // What the report of the group's failure says of a rank.
   const Testimony& testimony(int rank) {
@@ -82,7 +82,7 @@ struct World {
   }
 
   std::shared_ptr<Segment> segment;
-  std::vector<std::unique_ptr<Group>> groups;
+  std::vector<std::unique_ptr<GroupEnd>> groups;
 };
 
 // Runs fn(rank, complaints) on a thread for each of the ranks and joins them all.
@@ -92,14 +92,15 @@ std::vector<int> all_ranks(int size);
 const char* name_of(Result result);
 
 // Why a call can't even be handed over; `finished` where it can.
-inline Result refusal(const Group& group) {
+inline Result refusal(const GroupEnd& group) {
   if (group.has_left()) return Result::left;
   return group.broken() ? Result::was_broken : Result::finished;
 }
 
 // Calls and messages as calling.cpp makes them. A ticket that is refused has ended when it comes back.
 template <class Fill>
-std::shared_ptr<CallTicket> start_call(Group& group, std::chrono::nanoseconds timeout, Handing handing, Fill&& fill) {
+std::shared_ptr<CallTicket> start_call(GroupEnd& group, std::chrono::nanoseconds timeout, Handing handing,
+                                       Fill&& fill) {
   auto ticket = std::make_shared<CallTicket>();
   fill(ticket->request);
   ticket->request.location = &place_of(group.rank());
@@ -119,17 +120,17 @@ struct Message {
   std::int64_t count;
   Piece data;
 };
-std::shared_ptr<MessageTicket> start_message(Group& group, std::chrono::nanoseconds timeout, const Message& message);
+std::shared_ptr<MessageTicket> start_message(GroupEnd& group, std::chrono::nanoseconds timeout, const Message& message);
 
 // Waits until the ticket has ended. Python's signal handlers would have their turn for the first time when `first_look`
 // has passed. A call whose time is up before it has begun is taken back.
 Result wait_for(Lane& lane, const Ticket& ticket, std::chrono::nanoseconds first_look = kBetweenLooks);
-// Looks at the ticket and no more: it is up to the progress thread. Pending where that does not end it.
+// Looks at the ticket and no more: it is up to the progress thread. CallHandle where that does not end it.
 Result poll(const Ticket& ticket);
 
 // One call from its start to its end.
 template <class Fill>
-Result run_call(Group& group, std::chrono::nanoseconds timeout, std::chrono::nanoseconds first_look, Fill&& fill) {
+Result run_call(GroupEnd& group, std::chrono::nanoseconds timeout, std::chrono::nanoseconds first_look, Fill&& fill) {
   return wait_for(group.calls(), *start_call(group, timeout, Handing::waited_for, fill), first_look);
 }
 

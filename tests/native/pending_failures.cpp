@@ -32,7 +32,7 @@ class Shelf {
 using CallPtr = std::shared_ptr<CallTicket>;
 using MessagePtr = std::shared_ptr<MessageTicket>;
 
-CallPtr start_sum(Group& group, Shelf& shelf, Handing handing, std::chrono::nanoseconds timeout = kPatience) {
+CallPtr start_sum(GroupEnd& group, Shelf& shelf, Handing handing, std::chrono::nanoseconds timeout = kPatience) {
   const Piece piece = shelf.take(100, 1);
   return start_call(group, timeout, handing, [&](Request& request) {
     request.op = Op::all_reduce;
@@ -44,7 +44,7 @@ CallPtr start_sum(Group& group, Shelf& shelf, Handing handing, std::chrono::nano
   });
 }
 
-MessagePtr start_bytes(Group& group, Shelf& shelf, bool sends, int peer, std::uint32_t tag, std::size_t bytes,
+MessagePtr start_bytes(GroupEnd& group, Shelf& shelf, bool sends, int peer, std::uint32_t tag, std::size_t bytes,
                        std::chrono::nanoseconds timeout = kPatience) {
   const Piece data = shelf.take(bytes, sends ? group.rank() + 1 : 0);
   return start_message(group, timeout, {sends, peer, tag, DType::uint8, static_cast<std::int64_t>(bytes), data});
@@ -81,7 +81,7 @@ Complaints misfit(int size, Random& random, bool of_dtype, bool is_long) {
   const DType dtype = of_dtype ? DType::float32 : DType::int32;
   const std::uint64_t seed = random.next();
   Complaints complaints = on_ranks(all_ranks(size), [&](int rank, Complaints& mine) {
-    Group& group = world[rank];
+    GroupEnd& group = world[rank];
     Random own = own_random(seed, rank);
     Shelf shelf;
     MessagePtr ticket;
@@ -131,7 +131,7 @@ Complaints timeout(int size, Random& random, Unanswered what) {
   const std::uint64_t seed = random.next();
   std::atomic<int> started{0};
   Complaints complaints = on_ranks(all_ranks(size), [&](int rank, Complaints& mine) {
-    Group& group = world[rank];
+    GroupEnd& group = world[rank];
     Random own = own_random(seed, rank);
     Shelf shelf;
     if (rank != judge) {
@@ -176,7 +176,7 @@ Complaints late_in_the_queue(int size, Random& random) {
   const std::uint64_t seed = random.next();
   std::atomic<int> ended{0};
   Complaints complaints = on_ranks(all_ranks(size), [&](int rank, Complaints& mine) {
-    Group& group = world[rank];
+    GroupEnd& group = world[rank];
     Random own = own_random(seed, rank);
     Shelf shelf;
     if (rank != early) wait_until(ended, 1);
@@ -203,7 +203,7 @@ Complaints late_in_the_queue(int size, Random& random) {
 
 // What one rank has under way: some of it will be answered, some of it never.
 struct Affairs {
-  Affairs(Group& group, Shelf& shelf, Random& random, int num_calls, bool answered) : group(group) {
+  Affairs(GroupEnd& group, Shelf& shelf, Random& random, int num_calls, bool answered) : group(group) {
     const int next = (group.rank() + 1) % group.size(), last = (group.rank() + group.size() - 1) % group.size();
     for (int i = 0; i < num_calls; ++i) {
       calls.push_back(start_sum(group, shelf, random.pick({Handing::at_once, Handing::later})));
@@ -235,7 +235,7 @@ struct Affairs {
     }
   }
 
-  Group& group;
+  GroupEnd& group;
   std::vector<CallPtr> calls;
   std::vector<MessagePtr> messages, unanswered;
 };
@@ -277,7 +277,7 @@ Complaints leave_in_flight(int size, Random& random, bool destroys) {
     world[leaver].leave(Leaving::closed);
   });
   Complaints complaints = on_ranks(all_ranks(size), [&](int rank, Complaints& mine) {
-    Group& group = world[rank];
+    GroupEnd& group = world[rank];
     Random own = own_random(seed, rank);
     Shelf shelf;
     if (rank == leaver) {

@@ -8,7 +8,7 @@ namespace {
 constexpr std::uint64_t kCallsAWorld = 150;
 constexpr std::uint64_t kLongCallsAWorld = 40;
 
-void make_calls(Group& group, std::uint64_t seed, const Tuning& tuning, Mixture mixture, Complaints& complaints) {
+void make_calls(GroupEnd& group, std::uint64_t seed, const Tuning& tuning, Mixture mixture, Complaints& complaints) {
   const std::uint64_t num_calls = mixture == Mixture::all_ops ? kCallsAWorld : kLongCallsAWorld;
   for (std::uint64_t index = 0; index < num_calls; ++index) {
     const Plan plan = random_plan(seed, index, group.size(), tuning, mixture);
@@ -38,7 +38,7 @@ Complaints check_random_calls(int size, std::uint64_t seed, Mixture mixture) {
   const auto segment = make_segment(size, tuning);
   return on_ranks(all_ranks(size), [&](int rank, Complaints& complaints) {
     // Made and unmade by its thread: a rank that is through leaves while its peers still work.
-    Group group(segment, rank);
+    GroupEnd group(segment, rank);
     make_calls(group, seed, tuning, mixture, complaints);
   });
 }

@@ -77,7 +77,7 @@ struct Parcel {
 // All sends and receives of one rank; those with the same peer and tag get their numbers as they are made.
 class Correspondence {
  public:
-  Correspondence(Group& group, const Traffic& traffic, Random random)
+  Correspondence(GroupEnd& group, const Traffic& traffic, Random random)
       : group_(group), traffic_(traffic), random_(random) {
     for (int peer = 0; peer < traffic.size; ++peer) {
       if (peer == group.rank()) continue;
@@ -168,7 +168,7 @@ class Correspondence {
     }
   }
 
-  Group& group_;
+  GroupEnd& group_;
   const Traffic& traffic_;
   Random random_;
   std::vector<Parcel> to_make_;
@@ -179,7 +179,7 @@ class Correspondence {
 // Collectives that are made among the messages and left to whoever carries them out.
 class Among {
  public:
-  Among(Group& group, std::uint64_t seed, const Tuning& tuning) : group_(group), seed_(seed), tuning_(tuning) {}
+  Among(GroupEnd& group, std::uint64_t seed, const Tuning& tuning) : group_(group), seed_(seed), tuning_(tuning) {}
 
   void make_next() {
     if (calls_.size() == kCallsAmong) return;
@@ -207,7 +207,7 @@ class Among {
     std::unique_ptr<Side> side;
     std::shared_ptr<CallTicket> ticket;
   };
-  Group& group_;
+  GroupEnd& group_;
   const std::uint64_t seed_;
   const Tuning& tuning_;
   std::vector<std::unique_ptr<Made>> calls_;
@@ -224,7 +224,7 @@ Complaints messages(int size, Random& random, int threads, bool among_calls) {
   World world(size, tuning);
   Notices notices(parcels_a_thread * static_cast<std::size_t>(size * threads));
   Complaints complaints = on_ranks(all_ranks(size * threads), [&](int thread, Complaints& mine) {
-    Group& group = world[thread % size];
+    GroupEnd& group = world[thread % size];
     const auto number = static_cast<std::uint64_t>(thread);
     Random own(mix(seed, ~number));
     const Traffic traffic{seed, size, tuning.message_chunk_bytes, num_each,

@@ -10,7 +10,7 @@ namespace {
 constexpr std::uint64_t kRounds = 60;
 
 // Barriers of different layouts do not match.
-Result run_barrier(Group& group, std::uint32_t layout = 0) {
+Result run_barrier(GroupEnd& group, std::uint32_t layout = 0) {
   group.refusals().call_made();
   return run_call(group, kPatience, kBetweenLooks, [&](Request& request) {
     request.op = Op::barrier;
@@ -39,7 +39,7 @@ Complaints notes(int size, Random& random) {
   World world(size, random_tuning(random));
   const std::uint64_t seed = random.next();
   return on_ranks(all_ranks(size), [&](int rank, Complaints& mine) {
-    Group& group = world[rank];
+    GroupEnd& group = world[rank];
     Random own(mix(seed, static_cast<std::uint64_t>(rank)));
     for (std::uint64_t round = 1; round <= kRounds; ++round) {
       if (own.one_in(2)) group.refusals().refuse_call(note_text(rank, round, own.below(1000)));
@@ -69,7 +69,7 @@ Complaints mismatch_after_refusal(int size, Random& random) {
   const int odd = random_rank(random, size);
   const std::string text = note_text(odd, 1, 100);
   return on_ranks(all_ranks(size), [&](int rank, Complaints& mine) {
-    Group& group = world[rank];
+    GroupEnd& group = world[rank];
     if (rank == odd) group.refusals().refuse_call(text);
     const Result result = run_barrier(group, rank == odd ? 1 : 0);
     expect_result(mine, result, {Result::failed}, "the call that does not match");

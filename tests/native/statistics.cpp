@@ -61,7 +61,7 @@ Complaints read_beside_calls(Random& random, int size) {
   World world(size, random_tuning(random));
   const auto moved = [](const Statistics::Sum& sum) { return sum.bytes == kBytes * sum.calls; };
   return on_ranks(all_ranks(size), [&](int rank, Complaints& mine) {
-    Group& group = world[rank];
+    GroupEnd& group = world[rank];
     const Statistics& statistics = *group.member().statistics;
     std::thread reader([&] { read_until(statistics, Op::all_reduce, kCalls, mine, moved); });
     std::vector<std::int32_t> numbers(kBytes / sizeof(std::int32_t), 1);

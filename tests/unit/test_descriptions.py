@@ -186,12 +186,12 @@ def test_the_tags_of_other_messages(tags: list[int], text: str) -> None:
     assert _tags(failure) == text
 
 
-def _run_two(*calls: _native.Description) -> tuple[_native.Group, list[int]]:
+def _run_two(*calls: _native.Description) -> tuple[_native.GroupEnd, list[int]]:
     """Two ranks of one segment make a call each. The group, as the first sees it, and what became of the calls."""
     tuning = _native.tuning_for(2, 2)
     tuning.level = _native.CHECK_ON
     segment = _native.Segment.create_memfd(2, tuning, bytes(16))
-    groups = [_native.Group(segment, rank) for rank in range(2)]
+    groups = [_native.GroupEnd(segment, rank) for rank in range(2)]
     ends = [_native.PENDING, _native.PENDING]
 
     def make(rank: int) -> None:

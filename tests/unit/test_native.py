@@ -43,7 +43,7 @@ def test_a_segment_is_sparse_and_private_to_its_user() -> None:
 
 def test_requests_that_make_no_sense_are_refused() -> None:
     segment = _native.Segment.create_memfd(1, _native.tuning_for(1, 2), bytes(16))
-    group = _native.Group(segment, 0)
+    group = _native.GroupEnd(segment, 0)
     with pytest.raises(ValueError, match="unknown op"):
         _native.Description("all_to_none")
     for call, told in (

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from phalanx.errors import GroupError, PhalanxError
 from phalanx.transports import shm
-from phalanx.transports.hello import PROTOCOL, Answer, GivenUp, Hello, Note, Offer, UnreadableError, count_of
+from phalanx.transports.hello import PROTOCOL, GivenUp, Hello, Note, Offer, Opening, UnreadableError, count_of
 from phalanx.types import GroupInfo
 
 _ME = ((1, 2, 3), "here")
 _TOLD: dict[str, Any] = {
     "hello/1": Hello("host", [0, 1], 0, *_ME, 1, ""),
     "memfd/where": Offer("/proc/1/fd/3", "0" * 32),
-    "memfd/opened/1": Answer(""),
+    "memfd/opened/1": Opening(""),
     "given up": GivenUp(1, 1, "OSError", "", "message", "", -1, "", "", *_ME),
     "last/1": Note("g", [0, 1], 1, *_ME),
 }

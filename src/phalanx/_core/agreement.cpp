@@ -21,7 +21,7 @@ std::uint64_t Agreement::post(const Description& call, const Location* location,
   const std::uint64_t seq = calls_.seq() + 1;
   chain_ = chain_on(chain_, call);
   if (member_->segment->header().tuning.check == Check::full) chain_ = mix(mix(chain_, call.shape.hash), result);
-  member_->lines.place(location);
+  member_->lines.publish_location(location);
   // Before the number is published: a report reads the call of every rank that has posted it.
   write_entry(member_->segment->post_entry(member_->seat(), LaneKind::calls, seq), seq,
               {seq, result, call, id_of(location)});
@@ -47,7 +47,7 @@ std::uint64_t Agreement::post_message(const Description& call, const Location* l
   Pair& messages = pair_of(call.peer, sends);
   const std::uint64_t seq = messages.posting.seq() + 1;
   messages.chain = chain_on_message(messages.chain, call);
-  member_->lines.place(location);
+  member_->lines.publish_location(location);
   ++num_messages_;
   write_entry(member_->segment->post_entry(member_->seat(), LaneKind::messages, num_messages_), num_messages_,
               {seq, 0, call, id_of(location)});

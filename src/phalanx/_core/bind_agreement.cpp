@@ -36,15 +36,15 @@ class PostRecords {
   // Before the call is posted: the record stays if the process dies there.
   BoxEntry begin(const Description& call, const Location* location) {
     if (!member_.box || member_.box->forked()) return {};
-    if (member_.placed != location) {
-      member_.placed = location;
-      member_.placed_text = location != nullptr ? member_.box->offset_of(*location) : 0;
+    if (member_.last_location != location) {
+      member_.last_location = location;
+      member_.location_text_in_box = location != nullptr ? member_.box->offset_of(*location) : 0;
     }
     BoxCall record;
     record.group = member_.box_group;
     record.call = call;
     record.call.engine = engine_;
-    record.location = member_.placed_text;
+    record.location = member_.location_text_in_box;
     record.created = Clock::now();
     return member_.box->begin(record);
   }

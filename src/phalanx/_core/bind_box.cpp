@@ -71,7 +71,7 @@ void watch_in_making(const HeldBox& held, std::int64_t pid, std::uint64_t start,
 
 }  // namespace
 
-void bind_box(nb::module_& module, nb::class_<Group>& group) {
+void bind_box(nb::module_& module, nb::class_<GroupEnd>& group) {
   nb::class_<HeldBox>(module, "BlackBox", "The last calls of this process, in a file, or in memory where `fd` is -1.")
       .def(
           "__init__",
@@ -87,7 +87,7 @@ void bind_box(nb::module_& module, nb::class_<Group>& group) {
                                              std::move(place), std::move(ranks), rank});
           },
           "name"_a, "rank"_a, "ranks"_a, nb::kw_only(), "description"_a = "", "identity"_a = "", "place"_a = "",
-          "The group, for `begin`, `begin_making` and `Group.keep_records`; 0: there is no room for it.")
+          "The group, for `begin`, `begin_making` and `GroupEnd.keep_records`; 0: there is no room for it.")
       .def("begin", &begin, "group"_a, "description"_a, nb::kw_only(), "bytes_in"_a, "bytes_out"_a, "timeout"_a,
            "is_async"_a, "Records a call of a rank that is a thread.")
       .def("begin_making", &begin_making, "group"_a, "number"_a, "timeout"_a)
@@ -130,13 +130,13 @@ void bind_box(nb::module_& module, nb::class_<Group>& group) {
   group
       .def(
           "keep_records",
-          [](Group& self, const HeldBox& held, std::uint32_t group, const std::string& path) {
+          [](GroupEnd& self, const HeldBox& held, std::uint32_t group, const std::string& path) {
             self.keep_records(held.box, group, path);
           },
           "box"_a, "group"_a, "path"_a)
       .def(
           "watch_deaths",
-          [](Group& self, const HeldBox& held, const std::vector<int>& job_ranks, const std::string& folder) {
+          [](GroupEnd& self, const HeldBox& held, const std::vector<int>& job_ranks, const std::string& folder) {
             self.watch_deaths(held.box, job_ranks, folder);
           },
           "box"_a, "job_ranks"_a, "folder"_a);

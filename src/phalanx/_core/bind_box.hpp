@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "group.hpp"
+#include "group_end.hpp"
 
 namespace phalanx {
 
@@ -15,6 +15,6 @@ struct HeldBox {
   std::shared_ptr<BlackBox> box;
 };
 
-void bind_box(nanobind::module_& module, nanobind::class_<Group>& group);
+void bind_box(nanobind::module_& module, nanobind::class_<GroupEnd>& group);
 
 }  // namespace phalanx

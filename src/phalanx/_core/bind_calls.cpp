@@ -28,10 +28,10 @@ class PythonHooks final : public CallHooks {
  public:
   void release() override { without_.emplace(); }
   void take_back() noexcept override { without_.reset(); }
-  void record_call(Group& group, CallTicket& ticket, double timeout, bool is_async) override {
+  void record_call(GroupEnd& group, CallTicket& ticket, double timeout, bool is_async) override {
     phalanx::record_call(group, ticket, timeout, is_async);
   }
-  void record_call(Group& group, MessageTicket& ticket, double timeout) override {
+  void record_call(GroupEnd& group, MessageTicket& ticket, double timeout) override {
     phalanx::record_call(group, ticket, timeout);
   }
   // Only the main thread runs signal handlers.
@@ -50,11 +50,11 @@ class PythonHooks final : public CallHooks {
 };
 
 // A call in flight, for Python. Owns what keeps the memory of the call, until the call has ended.
-class Pending {
+class CallHandle {
  public:
-  Pending(CallInFlight call, nb::object kept) : call_(std::move(call)), kept_(std::move(kept)) {}
-  Pending(Pending&&) = default;
-  ~Pending() {
+  CallHandle(CallInFlight call, nb::object kept) : call_(std::move(call)), kept_(std::move(kept)) {}
+  CallHandle(CallHandle&&) = default;
+  ~CallHandle() {
     // Only where an exception came between the call's beginning and the one who was to keep this: better lost than
     // written to after it was freed.
     if (call_ && call_.result() == Result::pending) kept_.release();
@@ -72,9 +72,9 @@ class Pending {
 };
 
 template <class Ticket>
-Started started(Group& group, Result result, std::shared_ptr<Ticket> ticket, nb::object kept) {
+Started started(GroupEnd& group, Result result, std::shared_ptr<Ticket> ticket, nb::object kept) {
   if (result != Result::pending) return {result, {}};
-  return {result, nb::cast(Pending(CallInFlight(group, std::move(ticket)), std::move(kept)))};
+  return {result, nb::cast(CallHandle(CallInFlight(group, std::move(ticket)), std::move(kept)))};
 }
 
 std::uint64_t next_completion(bool had, bool gathers) {
@@ -84,42 +84,42 @@ std::uint64_t next_completion(bool had, bool gathers) {
   return completions().next(had, gathers);
 }
 
-int drain_group(Group& group) {
+int drain_group(GroupEnd& group) {
   PythonHooks hooks;
   return static_cast<int>(drain(group, hooks));
 }
 
 }  // namespace
 
-Outcome run_call(Group& group, const std::shared_ptr<CallTicket>& ticket, double timeout) {
+Outcome run_call(GroupEnd& group, const std::shared_ptr<CallTicket>& ticket, double timeout) {
   PythonHooks hooks;
   return run_call(group, ticket, timeout, hooks);
 }
 
-Started start_call(Group& group, std::shared_ptr<CallTicket> ticket, double timeout, nb::object kept) {
+Started start_call(GroupEnd& group, std::shared_ptr<CallTicket> ticket, double timeout, nb::object kept) {
   PythonHooks hooks;
   const Result result = start_call(group, ticket, timeout, hooks);
   return started(group, result, std::move(ticket), std::move(kept));
 }
 
-Started start_message(Group& group, std::shared_ptr<MessageTicket> ticket, double timeout, nb::object kept) {
+Started start_message(GroupEnd& group, std::shared_ptr<MessageTicket> ticket, double timeout, nb::object kept) {
   PythonHooks hooks;
   const Result result = start_message(group, ticket, timeout, hooks);
   return started(group, result, std::move(ticket), std::move(kept));
 }
 
-void bind_calls(nb::module_& module, nb::class_<Group>& group) {
-  nb::class_<Pending>(module, "Pending", nb::is_weak_referenceable())
-      .def("wait", &Pending::wait)
-      .def("missing", [](const Pending& self) { return self.call().missing(); })
-      .def("notify", [](const Pending& self, std::uint64_t token) { return self.call().notify(token); })
+void bind_calls(nb::module_& module, nb::class_<GroupEnd>& group) {
+  nb::class_<CallHandle>(module, "CallHandle", nb::is_weak_referenceable())
+      .def("wait", &CallHandle::wait)
+      .def("missing", [](const CallHandle& self) { return self.call().missing(); })
+      .def("notify", [](const CallHandle& self, std::uint64_t token) { return self.call().notify(token); })
       .def(
-          "poll", [](const Pending& self) { return static_cast<int>(self.call().poll()); },
+          "poll", [](const CallHandle& self) { return static_cast<int>(self.call().poll()); },
           "The result so far, for one who asks instead of waiting: wakes the progress thread while it is pending.")
-      .def_prop_ro("result", [](const Pending& self) { return static_cast<int>(self.call().result()); })
-      .def_prop_ro("is_over", [](const Pending& self) { return self.call().result() != Result::pending; })
-      .def_prop_ro("seq", [](const Pending& self) { return self.call().seq(); })
-      .def_prop_ro("source", [](const Pending& self) { return self.call().source(); });
+      .def_prop_ro("result", [](const CallHandle& self) { return static_cast<int>(self.call().result()); })
+      .def_prop_ro("is_over", [](const CallHandle& self) { return self.call().result() != Result::pending; })
+      .def_prop_ro("seq", [](const CallHandle& self) { return self.call().seq(); })
+      .def_prop_ro("source", [](const CallHandle& self) { return self.call().source(); });
   module.def(
       "main_thread_in_call", [] { return InCall::is_main_thread_waiting(); },
       "Whether the main thread waits in a call of ours.");

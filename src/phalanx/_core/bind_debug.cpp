@@ -45,23 +45,23 @@ nb::object next_question() {
   return nb::make_tuple(news->asked, news->noted);
 }
 
-void ask_rank(Group& group, int rank) {
+void ask_rank(GroupEnd& group, int rank) {
   if (rank < 0 || rank >= group.size()) throw std::invalid_argument("no such rank");
   ask(group.segment(), group.segment().seat_of(rank));
 }
 
-std::optional<std::string> answer_of_rank(Group& group, int rank, double seconds) {
+std::optional<std::string> answer_of_rank(GroupEnd& group, int rank, double seconds) {
   if (rank < 0 || rank >= group.size()) throw std::invalid_argument("no such rank");
   const WithoutGil without;
   const Seat seat = group.segment().seat_of(rank);
   return answer_of(group.segment(), seat, std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
 }
 
-void refuse_message(Group& group, bool sends, int peer, std::int64_t tag, const std::string& text) {
+void refuse_message(GroupEnd& group, bool sends, int peer, std::int64_t tag, const std::string& text) {
   group.refusals().refuse_message(sends, peer, tag, text);
 }
 
-std::vector<std::string> refusals_of(Group& group, int rank) {
+std::vector<std::string> refusals_of(GroupEnd& group, int rank) {
   if (rank < 0 || rank >= group.size()) throw std::invalid_argument("no such rank");
   return group.refusals().open_of(rank);
 }
@@ -83,36 +83,36 @@ void tell_refused(const WaitingCall& call) {
   call_python([&] { slow().tell_refused(call.group, static_cast<int>(call.op), call.seq, call.tag, call.missing); });
 }
 
-void bind_debug(nb::module_& module, nb::class_<Group>& group) {
-  group.def_prop_ro("identity", [](const Group& self) { return self.member().identity(); })
-      .def("testimonies", [](const Group& self) { return self.member().testimonies(); })
-      .def("take_note", &Group::take_note)
+void bind_debug(nb::module_& module, nb::class_<GroupEnd>& group) {
+  group.def_prop_ro("identity", [](const GroupEnd& self) { return self.member().identity(); })
+      .def("testimonies", [](const GroupEnd& self) { return self.member().testimonies(); })
+      .def("take_note", &GroupEnd::take_note)
       .def(
-          "refuse_call", [](Group& self, const std::string& text) { self.refusals().refuse_call(text); }, "text"_a)
+          "refuse_call", [](GroupEnd& self, const std::string& text) { self.refusals().refuse_call(text); }, "text"_a)
       .def("refuse_message", &refuse_message, "sends"_a, "peer"_a, "tag"_a, "text"_a)
       .def("refusals", &refusals_of, "rank"_a)
       .def("ask", &ask_rank, "rank"_a)
       .def("answer_of", &answer_of_rank, "rank"_a, "seconds"_a)
       .def_prop_ro("was_told",
-                   [](Group& self) {
+                   [](GroupEnd& self) {
                      return self.segment().control(self.member().seat()).gave_up.load(std::memory_order_relaxed) != 0;
                    })
       .def(
           "has_left",
-          [](Group& self, int rank) {
+          [](GroupEnd& self, int rank) {
             if (rank < 0 || rank >= self.size()) throw std::invalid_argument("no such rank");
             return self.member().lines.leaving(rank) != Leaving::no;
           },
           "rank"_a)
       .def(
           "box_of",
-          [](Group& self, int rank) {
+          [](GroupEnd& self, int rank) {
             if (rank < 0 || rank >= self.size()) throw std::invalid_argument("no such rank");
             return self.segment().answer(self.segment().seat_of(rank)).box.read();
           },
           "rank"_a)
-      .def_prop_ro("level", [](Group& self) { return static_cast<int>(self.segment().header().tuning.check); })
-      .def_rw("token", &Group::token);
+      .def_prop_ro("level", [](GroupEnd& self) { return static_cast<int>(self.segment().header().tuning.check); })
+      .def_rw("token", &GroupEnd::token);
 
   module.def("look_for_deaths", [] {
     const WithoutGil without;

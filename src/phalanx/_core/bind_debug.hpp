@@ -14,6 +14,6 @@ void tell_slow(const WaitingCall& call);
 // Some rank has refused a call: Python finds out whether this is the call that waits for it.
 void tell_refused(const WaitingCall& call);
 
-void bind_debug(nanobind::module_& module, nanobind::class_<Group>& group);
+void bind_debug(nanobind::module_& module, nanobind::class_<GroupEnd>& group);
 
 }  // namespace phalanx

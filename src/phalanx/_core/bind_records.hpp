@@ -3,13 +3,13 @@
 
 #include <nanobind/nanobind.h>
 
-#include "group.hpp"
+#include "group_end.hpp"
 
 namespace phalanx {
 
 // Writes down where the call comes from, for peers and in the black box. With the GIL held, before the ticket is handed
 // over.
-void record_call(Group& group, CallTicket& ticket, double timeout, bool is_async);
-void record_call(Group& group, MessageTicket& ticket, double timeout);
+void record_call(GroupEnd& group, CallTicket& ticket, double timeout, bool is_async);
+void record_call(GroupEnd& group, MessageTicket& ticket, double timeout);
 
 }  // namespace phalanx

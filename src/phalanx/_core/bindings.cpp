@@ -29,7 +29,7 @@
 #include "cpus.hpp"
 #include "front.hpp"
 #include "gil.hpp"
-#include "group.hpp"
+#include "group_end.hpp"
 #include "memory.hpp"
 #include "progress.hpp"
 
@@ -201,38 +201,38 @@ NB_MODULE(_core_ext, m) {
       .def("read", &sums_of, nb::sig("def read(self) -> list[tuple[int, int, int, float, float]]"),
            "Of each op that was called: its number, calls, bytes, seconds waiting and seconds moving.");
 
-  auto group = nb::class_<Group>(m, "Group");
+  auto group = nb::class_<GroupEnd>(m, "GroupEnd");
   group
       .def(
           "__init__",
-          [](Group* self, const MappedSegment& mapped, int rank) { new (self) Group(mapped.segment, rank); },
+          [](GroupEnd* self, const MappedSegment& mapped, int rank) { new (self) GroupEnd(mapped.segment, rank); },
           "segment"_a, "rank"_a)
       .def(
           "watch",
-          [](Group& self, const std::vector<Pid>& processes) {
+          [](GroupEnd& self, const std::vector<Pid>& processes) {
             if (processes.size() != static_cast<std::size_t>(self.size()))
               throw std::invalid_argument("expected one process per rank");
             self.watch(to_identities(processes));
           },
           "processes"_a, "One per rank: pid, start time and program.")
-      .def("abort", &Group::abort, "reason"_a, nb::call_guard<WithoutGil>())
+      .def("abort", &GroupEnd::abort, "reason"_a, nb::call_guard<WithoutGil>())
       .def(
           "leave",
-          [](Group& self, bool exiting) {
+          [](GroupEnd& self, bool exiting) {
             const WithoutGil without;
             self.leave(exiting ? Leaving::exiting : Leaving::closed);
           },
           "exiting"_a)
-      .def("say_last_words", &Group::say_last_words, "text"_a)
-      .def("last_words", &Group::last_words, "rank"_a)
-      .def("failure", &Group::failure)
-      .def_prop_ro("statistics", [](const Group& self) { return HeldStatistics{self.member().statistics}; })
+      .def("say_last_words", &GroupEnd::say_last_words, "text"_a)
+      .def("last_words", &GroupEnd::last_words, "rank"_a)
+      .def("failure", &GroupEnd::failure)
+      .def_prop_ro("statistics", [](const GroupEnd& self) { return HeldStatistics{self.member().statistics}; })
       .def_prop_ro(
-          "ranks", [](Group& self) { return self.segment().seating().ranks(); },
+          "ranks", [](GroupEnd& self) { return self.segment().seating().ranks(); },
           "The rank of each seat in the segment.")
-      .def_prop_ro("forked", &Group::forked)
-      .def_prop_ro("broken", &Group::broken)
-      .def_prop_ro("seq", &Group::seq);
+      .def_prop_ro("forked", &GroupEnd::forked)
+      .def_prop_ro("broken", &GroupEnd::broken)
+      .def_prop_ro("seq", &GroupEnd::seq);
 
   bind_calls(m, group);
   bind_debug(m, group);

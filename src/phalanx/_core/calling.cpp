@@ -30,14 +30,14 @@ class Released {
 };
 
 // Why a call can't even be handed over; `finished` where it can.
-Result refusal(Group& group) {
+Result refusal(GroupEnd& group) {
   if (group.forked()) return Result::forked;
   if (group.has_left()) return Result::left;
   return group.broken() ? Result::was_broken : Result::finished;
 }
 
 // For a call that is about to be handed over. `finished`: it can be.
-Result prepare(Group& group, CallTicket& ticket, double timeout, bool is_async, CallHooks& hooks) {
+Result prepare(GroupEnd& group, CallTicket& ticket, double timeout, bool is_async, CallHooks& hooks) {
   ticket.request.is_waited_for = !is_async;
   ticket.request.engine = Engine::shm;
   const Result refused = refusal(group);
@@ -61,17 +61,17 @@ Result prepare(Group& group, CallTicket& ticket, double timeout, bool is_async, 
 // The groups in whose calls this thread is: a signal handler may interrupt one to make another.
 class Within {
  public:
-  explicit Within(const Group& group) { groups().push_back(&group); }
+  explicit Within(const GroupEnd& group) { groups().push_back(&group); }
   ~Within() { groups().pop_back(); }
   Within(const Within&) = delete;
   Within& operator=(const Within&) = delete;
-  static bool one_of(const Group& group) {
+  static bool one_of(const GroupEnd& group) {
     return std::find(groups().begin(), groups().end(), &group) != groups().end();
   }
 
  private:
-  static std::vector<const Group*>& groups() {
-    thread_local std::vector<const Group*> groups;
+  static std::vector<const GroupEnd*>& groups() {
+    thread_local std::vector<const GroupEnd*> groups;
     return groups;
   }
 };
@@ -116,7 +116,7 @@ class LongWait {
 };
 
 // Waits for a call whose memory may be gone when this returns.
-Result carry_out(Group& group, const std::shared_ptr<CallTicket>& ticket, CallHooks& hooks) {
+Result carry_out(GroupEnd& group, const std::shared_ptr<CallTicket>& ticket, CallHooks& hooks) {
   const Within within(group);
   CallQueue& calls = group.calls();
   LongWait watch(hooks, group.member(), group.token, *ticket, ticket->request.op, ticket->made);
@@ -155,14 +155,14 @@ std::shared_ptr<CallTicket> ticket_of_thread() {
   return spare;
 }
 
-Outcome run_call(Group& group, const std::shared_ptr<CallTicket>& ticket, double timeout, CallHooks& hooks) {
+Outcome run_call(GroupEnd& group, const std::shared_ptr<CallTicket>& ticket, double timeout, CallHooks& hooks) {
   if (Within::one_of(group)) return {Result::nested, 0};
   const Result refused = prepare(group, *ticket, timeout, false, hooks);
   const Result result = refused != Result::finished ? refused : carry_out(group, ticket, hooks);
   return {result, ticket->seq.load(std::memory_order_relaxed)};
 }
 
-Result start_call(Group& group, const std::shared_ptr<CallTicket>& ticket, double timeout, CallHooks& hooks) {
+Result start_call(GroupEnd& group, const std::shared_ptr<CallTicket>& ticket, double timeout, CallHooks& hooks) {
   const Result refused = prepare(group, *ticket, timeout, true, hooks);
   if (refused != Result::finished) return refused;
   const Request& request = ticket->request;
@@ -173,7 +173,7 @@ Result start_call(Group& group, const std::shared_ptr<CallTicket>& ticket, doubl
   return ticket->result() == Result::finished ? Result::finished : Result::pending;
 }
 
-Result start_message(Group& group, const std::shared_ptr<MessageTicket>& ticket, double timeout, CallHooks& hooks) {
+Result start_message(GroupEnd& group, const std::shared_ptr<MessageTicket>& ticket, double timeout, CallHooks& hooks) {
   const Description& call = ticket->call;
   if (!ticket->sends() && !writable(ticket->data)) return Result::not_writable;
   const Result refused = refusal(group);
@@ -191,7 +191,7 @@ Result start_message(Group& group, const std::shared_ptr<MessageTicket>& ticket,
   return call.peer != kAnySource && ticket->result() == Result::finished ? Result::finished : Result::pending;
 }
 
-Lane::Rest drain(Group& group, CallHooks& hooks) {
+Lane::Rest drain(GroupEnd& group, CallHooks& hooks) {
   // The call that a signal handler has interrupted has nobody to wait for it here.
   if (group.forked() || group.has_left() || Within::one_of(group)) return Lane::Rest::nothing;
   const Released released(hooks);
@@ -203,17 +203,17 @@ Lane::Rest drain(Group& group, CallHooks& hooks) {
   return rest;
 }
 
-CallInFlight::CallInFlight(const Group& group, std::shared_ptr<CallTicket> ticket)
+CallInFlight::CallInFlight(const GroupEnd& group, std::shared_ptr<CallTicket> ticket)
     : CallInFlight(group, group.calls_lane(), ticket->request.op) {
   ticket_ = std::move(ticket);
 }
 
-CallInFlight::CallInFlight(const Group& group, std::shared_ptr<MessageTicket> ticket)
+CallInFlight::CallInFlight(const GroupEnd& group, std::shared_ptr<MessageTicket> ticket)
     : CallInFlight(group, group.messages_lane(), ticket->call.op) {
   ticket_ = std::move(ticket);
 }
 
-CallInFlight::CallInFlight(const Group& group, std::shared_ptr<Lane> lane, Op op)
+CallInFlight::CallInFlight(const GroupEnd& group, std::shared_ptr<Lane> lane, Op op)
     : member_(group.shared_member()),
       lane_(std::move(lane)),
       generation_(fork_generation()),

@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "group.hpp"
+#include "group_end.hpp"
 
 namespace phalanx {
 
@@ -19,7 +19,7 @@ inline constexpr std::chrono::milliseconds kBetweenSignals{50};
 
 // A call that waits for long, as the thread that made it is told.
 struct WaitingCall {
-  std::uint64_t group;  // Group::token
+  std::uint64_t group;  // GroupEnd::token
   Op op;
   std::uint64_t seq;
   std::uint32_t tag;         // of a message
@@ -41,8 +41,8 @@ class CallHooks {
   virtual void take_back() noexcept = 0;
 
   // Writes down where the call comes from, for reports and in the black box, before it is handed over.
-  virtual void record_call(Group& group, CallTicket& ticket, double timeout, bool is_async) = 0;
-  virtual void record_call(Group& group, MessageTicket& ticket, double timeout) = 0;
+  virtual void record_call(GroupEnd& group, CallTicket& ticket, double timeout, bool is_async) = 0;
+  virtual void record_call(GroupEnd& group, MessageTicket& ticket, double timeout) = 0;
 
   // When this thread has to look at signals next; Clock::time_point::max(): it has none to look at.
   virtual Clock::time_point next_look() = 0;
@@ -67,23 +67,23 @@ struct Outcome {
 //
 // Carries out a call. What a hook throws aborts the group first: peers make this call, now or later, and a group in
 // which one rank left it out is in no state to go on.
-Outcome run_call(Group& group, const std::shared_ptr<CallTicket>& ticket, double timeout, CallHooks& hooks);
+Outcome run_call(GroupEnd& group, const std::shared_ptr<CallTicket>& ticket, double timeout, CallHooks& hooks);
 // Hands a call over. `pending`: it is in flight, and CallInFlight waits for it.
-Result start_call(Group& group, const std::shared_ptr<CallTicket>& ticket, double timeout, CallHooks& hooks);
+Result start_call(GroupEnd& group, const std::shared_ptr<CallTicket>& ticket, double timeout, CallHooks& hooks);
 // The same for a message. A receive from anybody stays `pending` for its caller, who asks where it came from.
-Result start_message(Group& group, const std::shared_ptr<MessageTicket>& ticket, double timeout, CallHooks& hooks);
+Result start_message(GroupEnd& group, const std::shared_ptr<MessageTicket>& ticket, double timeout, CallHooks& hooks);
 
 // A ticket that the next call of this thread may use; the one of its last call, if nobody else holds that any more.
 std::shared_ptr<CallTicket> ticket_of_thread();
 
 // Goes on with the calls in flight for a moment, for a rank that is about to leave the group.
-Lane::Rest drain(Group& group, CallHooks& hooks);
+Lane::Rest drain(GroupEnd& group, CallHooks& hooks);
 
 // A call that was handed over, until it has ended and after that.
 class CallInFlight {
  public:
-  CallInFlight(const Group& group, std::shared_ptr<CallTicket> ticket);
-  CallInFlight(const Group& group, std::shared_ptr<MessageTicket> ticket);
+  CallInFlight(const GroupEnd& group, std::shared_ptr<CallTicket> ticket);
+  CallInFlight(const GroupEnd& group, std::shared_ptr<MessageTicket> ticket);
   // False: it was moved from.
   explicit operator bool() const noexcept { return ticket_ != nullptr; }
 
@@ -103,7 +103,7 @@ class CallInFlight {
   int source() const noexcept { return ticket_->source.load(std::memory_order_relaxed); }
 
  private:
-  CallInFlight(const Group& group, std::shared_ptr<Lane> lane, Op op);
+  CallInFlight(const GroupEnd& group, std::shared_ptr<Lane> lane, Op op);
   bool forked() const noexcept { return generation_ != fork_generation(); }
 
   std::shared_ptr<const Member> member_;

@@ -51,7 +51,7 @@ struct Handed {
 };
 
 // What the core takes for granted. Users never see these errors: the forms check and explain before.
-void check_call(const Group& group, const Description& call) {
+void check_call(const GroupEnd& group, const Description& call) {
   const OpTraits& traits = traits_of(call.op);
   if (traits.is_message) throw std::invalid_argument("not a collective");
   if (traits.reduces && kernel_of(static_cast<int>(call.dtype), call.reduce_op) == nullptr) {
@@ -73,7 +73,7 @@ Arranged arranged_of(const Description& call, nb::handle inputs, nb::handle outp
 
 // A call that Python has normalised, with its memory.
 struct Normalised {
-  Normalised(const Group& group, const Description& call, nb::handle inputs, nb::handle outputs) {
+  Normalised(const GroupEnd& group, const Description& call, nb::handle inputs, nb::handle outputs) {
     check_call(group, call);
     arranged = arranged_of(call, inputs, outputs, reader);
     obstacle = memory.take(arranged, group.rank(), group.size());
@@ -85,7 +85,7 @@ struct Normalised {
   Obstacle obstacle;
 };
 
-Handed run(Group& group, const Description& call, nb::handle inputs, nb::handle outputs, double timeout) {
+Handed run(GroupEnd& group, const Description& call, nb::handle inputs, nb::handle outputs, double timeout) {
   const Normalised made(group, call, inputs, outputs);
   if (made.obstacle != Obstacle::none) return {made.obstacle};
   const auto ticket = ticket_of_thread();
@@ -94,7 +94,7 @@ Handed run(Group& group, const Description& call, nb::handle inputs, nb::handle 
   return {Obstacle::none, outcome.result, outcome.seq};
 }
 
-Handed start(Group& group, const Description& call, nb::handle inputs, nb::handle outputs, double timeout) {
+Handed start(GroupEnd& group, const Description& call, nb::handle inputs, nb::handle outputs, double timeout) {
   const Normalised made(group, call, inputs, outputs);
   if (made.obstacle != Obstacle::none) return {made.obstacle};
   auto ticket = std::make_shared<CallTicket>();
@@ -107,7 +107,7 @@ Handed start(Group& group, const Description& call, nb::handle inputs, nb::handl
 }
 
 // `tensor` lies in plain memory.
-Handed message(Group& group, bool sends, nb::handle tensor, int peer, std::int64_t tag, double timeout) {
+Handed message(GroupEnd& group, bool sends, nb::handle tensor, int peer, std::int64_t tag, double timeout) {
   if (peer >= group.size() || (peer < 0 && (sends || peer != kAnySource)) || tag < 0 || tag > INT32_MAX) {
     throw std::invalid_argument("not a peer of the group, or not a tag");
   }
@@ -193,7 +193,7 @@ void bind_front(nb::module_& module) {
       .def_prop_ro("result", [](const Handed& self) { return static_cast<int>(self.result); })
       .def_ro("seq", &Handed::seq)
       .def_prop_ro(
-          "pending", [](const Handed& self) { return self.pending; }, nb::sig("def pending(self) -> Pending | None"))
+          "pending", [](const Handed& self) { return self.pending; }, nb::sig("def pending(self) -> CallHandle | None"))
       .def_prop_ro("written", &ranges_of, "The addresses, from and to, of the memory that the core writes.");
   module.def(
       "describe_call", &describe_call, "form"_a, "rank"_a, "size"_a, nb::kw_only(), "output"_a.none() = nb::none(),

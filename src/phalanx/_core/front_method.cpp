@@ -139,7 +139,7 @@ void bind_front_method(nb::module_& module) {
       .def(
           "__init__",
           [](Front* self, nb::object group, double timeout) {
-            new (self) Front{group, &nb::cast<Group&>(group), timeout, 0, false};
+            new (self) Front{group, &nb::cast<GroupEnd&>(group), timeout, 0, false};
           },
           "group"_a, "timeout"_a)
       .def_rw("timeout", &Front::timeout, "Of calls that have none of their own, in seconds.")

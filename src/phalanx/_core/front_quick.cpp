@@ -144,7 +144,7 @@ class QuickCall {
   nb::object front_object_;
   Front* front_ = nullptr;
   nb::object group_object_;  // another thread may leave the group meanwhile
-  Group* group_ = nullptr;
+  GroupEnd* group_ = nullptr;
   PyObject* options_ = nullptr;
   // What a call is given is kept for its time: others may change the lists that it comes in.
   nb::object output_, input_;
@@ -312,7 +312,7 @@ nb::object QuickCall::carry_out() {
 
 nb::object QuickCall::carry_out_collective() {
   read_tensors();
-  Group& group = *group_;
+  GroupEnd& group = *group_;
   const Scratch scratch;
   TensorReader reader(Unknown::refuse, scratch->held);
   Arranged& arranged = scratch->arranged;
@@ -353,7 +353,7 @@ nb::object QuickCall::carry_out_message() {
   const nb::object tensor = one_of(args_[0]);
   const std::int64_t peer = is_from_any ? kAnySource : small_int(args_[1]);
   const std::int64_t tag = num_ > tag_at ? small_int(args_[tag_at]) : 0;
-  Group& group = *group_;
+  GroupEnd& group = *group_;
   const bool is_peer = is_from_any ? group.size() > 1 : peer >= 0 && peer < group.size();
   if (!is_peer || tag < 0 || tag > INT32_MAX) throw NotPlain{};
   const Scratch scratch;

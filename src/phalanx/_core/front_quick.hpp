@@ -13,7 +13,7 @@ namespace phalanx {
 // A group's side of the front, for Python. Closed when the rank leaves the group.
 struct Front {
   nanobind::object object;  // the native group
-  Group* group = nullptr;
+  GroupEnd* group = nullptr;
   double timeout = 0;       // of calls that have none of their own
   int copies = 0;           // calls in flight that write to copies of tensors
   bool coalescing = false;  // a coalescing manager collects the works of calls

@@ -68,8 +68,8 @@ void Member::keep_records(std::shared_ptr<BlackBox> new_box, std::uint32_t group
   if (new_box->forked()) return;
   box_group = group;
   box = std::move(new_box);
-  placed = nullptr;
-  placed_text = 0;
+  last_location = nullptr;
+  location_text_in_box = 0;
   // One that does not fit is not known to peers, rather than wrong.
   auto& known = segment->answer(seat()).box;
   known.write(path.size() <= known.kRoom ? path : "");

@@ -64,8 +64,8 @@ struct Member {
   std::shared_ptr<BlackBox> box;
   std::uint32_t box_group = 0;
   // Where the last call was made, and the text of that in the box. With the GIL held.
-  const Location* placed = nullptr;
-  std::uint32_t placed_text = 0;
+  const Location* last_location = nullptr;
+  std::uint32_t location_text_in_box = 0;
 };
 
 }  // namespace phalanx

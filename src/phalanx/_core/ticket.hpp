@@ -16,7 +16,7 @@ namespace phalanx {
 // What became of a call.
 enum class Result : int {
   finished = 0,
-  failed = 1,      // Group::failure() says how
+  failed = 1,      // GroupEnd::failure() says how
   was_broken = 2,  // by a failure that was not this call's own
   forked = 3,
   nested = 4,

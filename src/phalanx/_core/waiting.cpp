@@ -241,7 +241,7 @@ void Lines::leave(Leaving leaving) noexcept {
   ring_all();
 }
 
-void Lines::place(const Location* location) noexcept {
+void Lines::publish_location(const Location* location) noexcept {
   if (location == nullptr) return;
   LocationLine& line = segment_.location_line(seat_, location->id);
   if (line.id.load(std::memory_order_relaxed) != location->id) {

@@ -161,7 +161,7 @@ class Lines {
   void give_up(GaveUp kind) noexcept;
 
   // Lets peers know where in the program a call is made. One thread at a time: those who come from Python hold the GIL.
-  void place(const Location* location) noexcept;
+  void publish_location(const Location* location) noexcept;
   // Empty where it is not known, or not known any more.
   std::string location_text(int rank, std::uint32_t id) const;
   // Writes down, for the report that this rank has claimed, what a rank called (0: nothing), the last call that it

@@ -47,7 +47,7 @@ class _Records(NamedTuple):
 class Asker(NamedTuple):
     """A group, seen by one of its ranks that waits: what it takes to look for the others."""
 
-    group: _native.Group
+    group: _native.GroupEnd
     info: GroupInfo
     identities: Sequence[tuple[int, int, int]]  # of the processes of the ranks: number, start time and program
     own: Box | None

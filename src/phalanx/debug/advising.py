@@ -25,13 +25,13 @@ class Advising(Adviser):
         return own_box().offer_folder()
 
     def absent(self, group: Any, info: GroupInfo, op: str, seq: int, missing: Sequence[int]) -> list[str]:
-        if not isinstance(group, _native.Group):
+        if not isinstance(group, _native.GroupEnd):
             return _own_lines(group, "whereabouts")
         ask = not group.failure().asked
         return self._say_once(group, lambda asker: describe_absent(asker, op, seq, missing, stacks=True, ask=ask))
 
     def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
-        if not isinstance(group, _native.Group):
+        if not isinstance(group, _native.GroupEnd):
             return _own_lines(group, "lost", peer)
         return self._say_once(group, lambda asker: last_calls(asker, peer))
 
@@ -40,7 +40,7 @@ class Advising(Adviser):
     ) -> Mapping[int, Mapping[int, _native.MadeCall]]:
         return recorded_calls(group, info, failure) if isinstance(group, PostedCalls) else {}
 
-    def _say_once(self, group: _native.Group, describe: Callable[[Asker], list[str]]) -> list[str]:
+    def _say_once(self, group: _native.GroupEnd, describe: Callable[[Asker], list[str]]) -> list[str]:
         """A group fails once, and says the same at every further call."""
         seen = self._groups.find(group.token)
         if seen is None:

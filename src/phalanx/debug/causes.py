@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from phalanx import _native
 from phalanx.debug.fates import Fate, GroupFailure, failures_of, fates_of
-from phalanx.debug.job import Disagreement, Group, Member, Process, find_disagreement, groups_of
+from phalanx.debug.job import Disagreement, JobGroup, JobMember, Process, find_disagreement, groups_of
 from phalanx.debug.moments import as_of
 from phalanx.debug.records import ABORTED, DIED, LEFT, LOST, RUNNING, TIMEOUT, Record
 
@@ -37,10 +37,10 @@ _PATIENCE_NS = 1_000_000_000
 class Wait:
     """A call that can't go on, or could not, without others."""
 
-    group: Group
-    member: Member
+    group: JobGroup
+    member: JobMember
     call: Record
-    peers: list[Member]
+    peers: list[JobMember]
     # The call failed before its time was up: these are to blame, whatever they themselves wait for.
     is_proof: bool = False
 
@@ -49,10 +49,10 @@ class Wait:
 class Absence:
     """Ranks that others waited for in a call."""
 
-    group: Group
+    group: JobGroup
     call: Record
     waiting: list[int]
-    missing: list[Member]
+    missing: list[JobMember]
     meanwhile: Record | None = None  # what the missing rank is in
     is_over: bool = False  # the missing ranks were alive then, and the job has ended since
     timed_out: bool = False  # those who waited gave up at their timeout
@@ -83,8 +83,8 @@ class End:
 class FirstFailure:
     """A call that failed, nobody knows why."""
 
-    group: Group
-    member: Member
+    group: JobGroup
+    member: JobMember
     call: Record
     aborted_by: int | None = None
 
@@ -93,14 +93,14 @@ class FirstFailure:
 class Hidden:
     """Who is behind can't be told: the records of calls in flight were overwritten."""
 
-    group: Group
-    members: list[Member]
+    group: JobGroup
+    members: list[JobMember]
 
 
 Cause = Disagreement | Absence | Circle | End | FirstFailure | Hidden
 
 
-def find_cause(processes: Sequence[Process], groups: Sequence[Group], now_ns: int) -> Cause | None:
+def find_cause(processes: Sequence[Process], groups: Sequence[JobGroup], now_ns: int) -> Cause | None:
     """None where nothing is wrong."""
     # Nobody comes to a call of a group in which ranks have disagreed.
     disagreements = {id(group): found for group in groups if (found := find_disagreement(group))}
@@ -156,7 +156,7 @@ def _gave_up_making(failure: GroupFailure) -> bool:
 def _explain(
     found: Disagreement | Fate | GroupFailure,
     processes: Sequence[Process],
-    groups: Sequence[Group],
+    groups: Sequence[JobGroup],
     fates: dict[int, Fate],
 ) -> Cause:
     match found:
@@ -168,7 +168,7 @@ def _explain(
             return _explain_failure(found, processes, fates)
 
 
-def _explain_end(fate: Fate, processes: Sequence[Process], groups: Sequence[Group], fates: dict[int, Fate]) -> Cause:
+def _explain_end(fate: Fate, processes: Sequence[Process], groups: Sequence[JobGroup], fates: dict[int, Fate]) -> Cause:
     rank = fate.process.box.rank
     others = [each for each in fates.values() if each is not fate]
     is_all = fate.was_terminated and all(each.signal == fate.signal or each.is_unseen for each in others)
@@ -225,9 +225,9 @@ def _hang_at(processes: Sequence[Process], ns: int, patience_ns: int) -> Absence
     return circle
 
 
-def _absence_because_of(rank: int, groups: Sequence[Group]) -> Absence | None:
+def _absence_because_of(rank: int, groups: Sequence[JobGroup]) -> Absence | None:
     """The first call that failed, or can't go on, without this rank."""
-    found: list[tuple[Group, Member, Record]] = []
+    found: list[tuple[JobGroup, JobMember, Record]] = []
     for group in groups:
         gone = next((member for member in group.members if member.rank == rank), None)
         if gone is None:
@@ -254,7 +254,7 @@ def _absence_because_of(rank: int, groups: Sequence[Group]) -> Absence | None:
 
 def _find_undated(
     processes: Sequence[Process],
-    groups: Sequence[Group],
+    groups: Sequence[JobGroup],
     disagreements: dict[int, Disagreement],
     fates: dict[int, Fate],
     now_ns: int,
@@ -272,12 +272,12 @@ def _find_undated(
     return _circle_of(waits) or _end_of(processes, fates) or _hidden(groups) or _first_failure(groups)
 
 
-def _hidden(groups: Sequence[Group]) -> Hidden | None:
+def _hidden(groups: Sequence[JobGroup]) -> Hidden | None:
     group = next((group for group in groups if group.is_hidden), None)
     return None if group is None else Hidden(group, [member for member in group.members if member.is_hidden])
 
 
-def _waits_of(group: Group, now_ns: int, patience_ns: int) -> list[Wait]:
+def _waits_of(group: JobGroup, now_ns: int, patience_ns: int) -> list[Wait]:
     by_rank = {member.rank: member for member in group.members}
     waits = []
     for member in group.members:
@@ -291,7 +291,7 @@ def _waits_of(group: Group, now_ns: int, patience_ns: int) -> list[Wait]:
     return waits
 
 
-def _is_young(member: Member, call: Record, now_ns: int, patience_ns: int) -> bool:
+def _is_young(member: JobMember, call: Record, now_ns: int, patience_ns: int) -> bool:
     is_running = member.process is not None and member.process.ending == RUNNING
     return is_running and call.state != "failed" and now_ns - _begin_ns(call) < patience_ns
 
@@ -308,7 +308,7 @@ def _failed_early(call: Record) -> bool:
     return not call.timeout_ms or call.ended_ns - call.created_ns < call.timeout_ms * 1_000_000
 
 
-def _gone(group: Group, missing: Sequence[Member]) -> list[Member]:
+def _gone(group: JobGroup, missing: Sequence[JobMember]) -> list[JobMember]:
     """Who may have broken the group. Whoever saw that it was broken has not."""
     unseen = [member for member in group.members if not member.refused and not _saw_failure(member)]
     return [member for member in unseen if member in missing and member.has_broken_off] or [
@@ -316,11 +316,11 @@ def _gone(group: Group, missing: Sequence[Member]) -> list[Member]:
     ]
 
 
-def _saw_failure(member: Member) -> bool:
+def _saw_failure(member: JobMember) -> bool:
     return any(call is not None and call.state == "failed" for call in (member.current, member.message))
 
 
-def _missing(members: dict[int, Member], member: Member, call: Record) -> list[Member]:
+def _missing(members: dict[int, JobMember], member: JobMember, call: Record) -> list[JobMember]:
     """The ranks that are not in the call, as far as it needs them; if none, those of whom nothing is known."""
     if call.is_message:
         peer = members.get(call.group.rank_in_job(call.peer)) if call.peer >= 0 else None
@@ -336,7 +336,7 @@ def _missing(members: dict[int, Member], member: Member, call: Record) -> list[M
     return [other for other in others if other.process] or others
 
 
-def _may_answer(peer: Member, call: Record) -> bool:
+def _may_answer(peer: JobMember, call: Record) -> bool:
     """Whether the peer has the other side of a message, not completed either, or its record was overwritten."""
     if peer.process is not None and peer.process.box.num_hidden:
         return True
@@ -376,7 +376,7 @@ def _is_same(one: Record, other: Record) -> bool:
     return one is other or (not one.is_message and not other.is_message and one.seq == other.seq)
 
 
-def _oldest_call(groups: Sequence[Group], missing: Sequence[Member]) -> Record | None:
+def _oldest_call(groups: Sequence[JobGroup], missing: Sequence[JobMember]) -> Record | None:
     """What the one rank that is missing is in, in whatever group."""
     if len(missing) != 1:
         return None
@@ -411,7 +411,7 @@ def _end_of(processes: Sequence[Process], fates: dict[int, Fate]) -> End | None:
     return End(first, fates.get(first.box.rank))
 
 
-def _first_failure(groups: Sequence[Group]) -> FirstFailure | None:
+def _first_failure(groups: Sequence[JobGroup]) -> FirstFailure | None:
     failures = [
         FirstFailure(group, member, call)
         for group in groups

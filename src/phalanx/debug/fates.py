@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phalanx import _native
-from phalanx.debug.job import Group, Process
+from phalanx.debug.job import JobGroup, Process
 from phalanx.debug.records import DIED, LOST, Record
 
 __all__ = ["Fate", "GroupFailure", "failures_of", "fates_of"]
@@ -69,18 +69,18 @@ class Fate:
 class GroupFailure:
     """The first call of a group that failed, and why."""
 
-    group: Group
+    group: JobGroup
     call: Record
     ns: int
     blamed: int | None  # the rank of the job that left, died or aborted
 
 
-def failures_of(groups: Sequence[Group]) -> list[GroupFailure]:
+def failures_of(groups: Sequence[JobGroup]) -> list[GroupFailure]:
     """Without groups in which no call failed, and those of which the boxes do not tell why."""
     return [failure for group in groups if (failure := _first_failure_of(group))]
 
 
-def _first_failure_of(group: Group) -> GroupFailure | None:
+def _first_failure_of(group: JobGroup) -> GroupFailure | None:
     failed = [record for member in group.members for record in member.records if record.failure and record.ended_ns]
     if not failed:
         return None

@@ -13,8 +13,8 @@ from phalanx.debug.records import DIED, ENDED_WELL, FAILED, Box, GroupName, Reco
 
 __all__ = [
     "Disagreement",
-    "Group",
-    "Member",
+    "JobGroup",
+    "JobMember",
     "Process",
     "find_disagreement",
     "groups_of",
@@ -44,7 +44,7 @@ class Process:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class JobMember:
     """A rank of a group. Without a process nothing is known of it."""
 
     rank: int
@@ -100,12 +100,12 @@ class Member:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class JobGroup:
     """A group with all of its ranks, in their order."""
 
     name: str
     desc: str
-    members: list[Member]
+    members: list[JobMember]
     identity: str = ""  # of one that is being made, the place where its ranks meet
     is_making: bool = False  # it has not been made: its records are those of its making
     # Of several groups of one name and the same ranks, which one this is, in the order of their first calls.
@@ -151,7 +151,7 @@ class Group:
 class Disagreement:
     """Ranks made different calls of one seq."""
 
-    group: Group
+    group: JobGroup
     seq: int
     sides: list[tuple[Record, list[int]]]
 
@@ -193,10 +193,10 @@ def with_deaths(processes: Sequence[Process]) -> list[Process]:
     return sorted(found, key=lambda process: (process.box.rank < 0, process.box.rank))
 
 
-def groups_of(processes: Sequence[Process]) -> list[Group]:
+def groups_of(processes: Sequence[Process]) -> list[JobGroup]:
     """The groups in which there were calls, in the order of their first ones."""
     by_rank = {process.box.rank: process for process in processes if process.box.rank >= 0}
-    found: dict[_Key, dict[int, Member]] = {}
+    found: dict[_Key, dict[int, JobMember]] = {}
     names: dict[_Key, GroupName] = {}
     num_members = 0
     makings = _open_makings(processes)
@@ -207,9 +207,9 @@ def groups_of(processes: Sequence[Process]) -> list[Group]:
                 num_members += len(name.ranks)
                 if num_members > _MOST_MEMBERS:
                     continue
-                found[key] = {rank: Member(rank, by_rank.get(rank)) for rank in name.ranks}
+                found[key] = {rank: JobMember(rank, by_rank.get(rank)) for rank in name.ranks}
             rank = name.rank_in_job(name.rank)
-            member = found[key].setdefault(rank, Member(rank))
+            member = found[key].setdefault(rank, JobMember(rank))
             member.process = process
             member.records = records
     groups = []
@@ -220,7 +220,7 @@ def groups_of(processes: Sequence[Process]) -> list[Group]:
         for member in ordered:
             member.look()
         is_making = any(record.is_making for member in ordered for record in member.records)
-        groups.append(Group(names[key].name, names[key].desc, ordered, names[key].key, is_making))
+        groups.append(JobGroup(names[key].name, names[key].desc, ordered, names[key].key, is_making))
     groups = sorted((group for group in groups if group.has_records), key=lambda group: group.first_ns)
     seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for group in groups:
@@ -286,7 +286,7 @@ def newest_group(records: Sequence[Record]) -> int:
     return begin
 
 
-def find_disagreement(group: Group) -> Disagreement | None:
+def find_disagreement(group: JobGroup) -> Disagreement | None:
     """The first seq of which ranks made different calls. A call that completed everywhere had no two sides."""
     calls: dict[int, dict[int, Record]] = defaultdict(dict)
     for member in group.members:
@@ -319,7 +319,7 @@ def _cut(record: Record) -> tuple[int, ...] | None:
     return record.sizes if is_alike else None
 
 
-def _keep_newest(members: Sequence[Member]) -> None:
+def _keep_newest(members: Sequence[JobMember]) -> None:
     """Leaves out what belongs to earlier groups of the same name and ranks.
 
     A group is made by all of its ranks, so none has a call in it before each has made its last one in the group before.

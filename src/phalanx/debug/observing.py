@@ -333,7 +333,7 @@ def _point_to_report(exception: BaseException) -> None:
         exception.add_note(note)
 
 
-def _log_creation(info: GroupInfo, group: _native.Group, path: str) -> None:
+def _log_creation(info: GroupInfo, group: _native.GroupEnd, path: str) -> None:
     if not logger.hasHandlers():
         logger.addHandler(logging.StreamHandler())
     if logger.level == logging.NOTSET:

@@ -20,7 +20,7 @@ class WatchedTransport(Protocol):
     """What `debug` asks of a transport that has a native group."""
 
     @property
-    def native(self) -> _native.Group | None:
+    def native(self) -> _native.GroupEnd | None:
         """None once the group was left."""
 
     @property
@@ -29,9 +29,9 @@ class WatchedTransport(Protocol):
     def began_ns(self) -> int: ...
 
 
-def native_of(transport: Any) -> _native.Group | None:
+def native_of(transport: Any) -> _native.GroupEnd | None:
     """The native group of a transport; None where there is none that could be looked at."""
-    group: _native.Group | None = getattr(transport, "native", None)
+    group: _native.GroupEnd | None = getattr(transport, "native", None)
     return group
 
 
@@ -49,7 +49,7 @@ class Seen:
         self.refusals_told: set[tuple[int, Refusal]] = set()
 
     @property
-    def group(self) -> _native.Group | None:
+    def group(self) -> _native.GroupEnd | None:
         transport = self.transport()
         return None if transport is None else transport.native
 
@@ -70,7 +70,7 @@ class SeenGroups:
     def all(self) -> list[Seen]:
         return list(self._by_token.values())
 
-    def add(self, transport: WatchedTransport, info: GroupInfo, group: _native.Group) -> Seen:
+    def add(self, transport: WatchedTransport, info: GroupInfo, group: _native.GroupEnd) -> Seen:
         token = next(self._tokens)
         group.token = token
         reference = weakref.ref(transport, lambda _: self._by_token.pop(token, None))

@@ -149,10 +149,10 @@ class CallingGroup(Carrier):
 
 def _started(
     group: CallingGroup,
-    native: _native.Group,
+    native: _native.GroupEnd,
     op: str,
     results: list[Tensor],
-    pending: _native.Pending | None,
+    pending: _native.CallHandle | None,
     written: Sequence[tuple[int, int]],
     timeout: float,
 ) -> Work:
@@ -161,10 +161,10 @@ def _started(
 
 def _messaged(
     group: CallingGroup,
-    native: _native.Group,
+    native: _native.GroupEnd,
     op: str,
     tensor: Tensor,
-    pending: _native.Pending | None,
+    pending: _native.CallHandle | None,
     peer: int,
     timeout: float,
 ) -> Work:
@@ -173,8 +173,8 @@ def _messaged(
 
 def _adopt(
     group: CallingGroup,
-    native: _native.Group,
-    pending: _native.Pending | None,
+    native: _native.GroupEnd,
+    pending: _native.CallHandle | None,
     op: str,
     timeout: float,
     written: Sequence[tuple[int, int]],
@@ -187,7 +187,7 @@ def _adopt(
 
 
 def _explain(
-    group: CallingGroup, native: _native.Group, op: str, status: int, seq: int, timeout: float
+    group: CallingGroup, native: _native.GroupEnd, op: str, status: int, seq: int, timeout: float
 ) -> PhalanxError:
     return failures.explain(native, group._info, op, status, timeout, seq)
 

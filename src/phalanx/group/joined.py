@@ -25,12 +25,12 @@ from phalanx.transports.identities import Identity
 from phalanx.transports.lookout import Known
 from phalanx.types import GroupInfo, Store
 
-__all__ = ["JoinedGroup", "MeetingPlace", "check_store"]
+__all__ = ["JoinedGroup", "MeetingPoint", "check_store"]
 
 _CPU = torch.device("cpu")
 
 
-class MeetingPlace(NamedTuple):
+class MeetingPoint(NamedTuple):
     """Where and how the ranks of a group meet."""
 
     store: Store
@@ -83,7 +83,7 @@ class JoinedGroup(TorchProcessGroup):
         *,
         name: str = "phalanx",
         global_ranks: Sequence[int] = (),
-        place: MeetingPlace | None = None,
+        point: MeetingPoint | None = None,
     ) -> None:
         rank, world_size = _number(name, "a rank", rank), _number(name, "a world size", world_size)
         if not 0 <= rank < world_size:
@@ -95,8 +95,8 @@ class JoinedGroup(TorchProcessGroup):
         seconds = seconds_to_join(timeout, name)
         check_store(store, name)
         info = GroupInfo(name, rank, world_size, [_number(name, "ranks", one) for one in global_ranks])
-        place = place or MeetingPlace(store)
-        self._prepare(Group.join(place.store, info, seconds, place.scope, place.known), store)
+        point = point or MeetingPoint(store)
+        self._prepare(Group.join(point.store, info, seconds, point.scope, point.known), store)
 
     @classmethod
     def around(cls, group: Group, store: Store) -> Self:

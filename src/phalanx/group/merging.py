@@ -11,7 +11,7 @@ from phalanx.errors import PeerLost, PhalanxError, kind_of
 from phalanx.group import names
 from phalanx.group.agreeing import check_problems, mismatch
 from phalanx.group.group import Group
-from phalanx.transports.arrivals import Place, Speaker
+from phalanx.transports.arrivals import MergerPlan, Speaker
 from phalanx.transports.hello import Merger, Wish
 from phalanx.transports.lookout import Known
 from phalanx.types import GroupInfo, PrefixStore, Store
@@ -45,7 +45,7 @@ def merge(group: Group, store: Store, size: int, timeout: float, name: str, *, n
     info = group.info
     with group.steps(_OP):
         _agree(group, store, size, timeout, name, named)
-        told = _find_place(group, store, size, timeout, name)
+        told = _find_plan(group, store, size, timeout, name)
     if told.kind:
         raise kind_of(told.kind)(
             told.message, code=told.code, group=info.name, rank=info.rank, op=_OP, seq=group.seq, hint=told.hint
@@ -81,37 +81,37 @@ def _agree(group: Group, store: Store, size: int, timeout: float, name: str, nam
             raise mismatch(group.info, _OP, group.seq, f"MISMATCH:{field}", verdict, passed, hint)
 
 
-def _find_place(group: Group, store: Store, size: int, timeout: float, name: str) -> Merger:
+def _find_plan(group: Group, store: Store, size: int, timeout: float, name: str) -> Merger:
     """What the first rank has to tell; on the others, what it has told."""
-    info, told, place = group.info, Merger(), None
+    info, told, plan = group.info, Merger(), None
     try:
         if info.rank == 0:
             speaker = Speaker(store, info, name, size, timeout, lambda: group.check_whole(_OP))
             try:
                 told = _speak(speaker)
             finally:
-                place = speaker.place
+                plan = speaker.plan
         return Merger.read(group.exchange(_OP, told.text(), timeout + _TO_TELL)[0].encode())
     except BaseException as error:
-        if place is not None:
+        if plan is not None:
             # The other groups have gone there, and wait for this one.
-            merged = GroupInfo(name, place.first, size)
-            group.decline(PrefixStore(place.prefix, store), merged, timeout, _not_coming(info, place, error))
+            merged = GroupInfo(name, plan.first, size)
+            group.decline(PrefixStore(plan.prefix, store), merged, timeout, _not_coming(info, plan, error))
         raise
 
 
 def _speak(speaker: Speaker) -> Merger:
     try:
-        place = speaker.find()
+        plan = speaker.find()
     except PhalanxError as error:
-        if speaker.place is not None:
+        if speaker.plan is not None:
             raise
         kind = type(error).__name__
         return Merger(kind=kind, code=error.code, message=error.message, hint=error.hint or "")
-    return Merger(place.prefix, place.first, place.speakers)
+    return Merger(plan.prefix, plan.first, plan.speakers)
 
 
-def _not_coming(info: GroupInfo, place: Place, error: BaseException) -> PeerLost:
+def _not_coming(info: GroupInfo, plan: MergerPlan, error: BaseException) -> PeerLost:
     reason = error.message if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
     lost = PeerLost(
         f"group {info.name!r} could not be merged: {reason}",
@@ -121,5 +121,5 @@ def _not_coming(info: GroupInfo, place: Place, error: BaseException) -> PeerLost
         hint="look for an error on the ranks of that group, then merge the others again",
     )
     peer = error.peer if isinstance(error, PeerLost) else info.rank
-    lost.peer = place.first + (info.rank if peer is None else peer)
+    lost.peer = plan.first + (info.rank if peer is None else peer)
     return lost

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from phalanx.errors import GroupError
-from phalanx.group.joined import MeetingPlace
+from phalanx.group.joined import MeetingPoint
 from phalanx.group.making import new_group
 from phalanx.group.process_group import ProcessGroup
 from phalanx.group.torch_compat.groups import default_group, without_name
@@ -38,7 +38,7 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
         timeout=options.timeout,
         name=str(options.group_id),
         global_ranks=within or range(options.group_size),
-        place=_place(options, within),
+        point=_point(options, within),
     )
 
 
@@ -57,12 +57,12 @@ def create_alone(
     return new_group(store=store, rank=rank, world_size=world_size, timeout=timeout, name=options.get("name"))
 
 
-def _place(options: Any, within: list[int]) -> MeetingPlace | None:
+def _point(options: Any, within: list[int]) -> MeetingPoint | None:
     store, world = without_name(options.store), default_group()
     if store is None:
         return None
     if not within or not isinstance(world, ProcessGroup):
-        return MeetingPlace(store, _WITHIN if within else _WORLDS)
+        return MeetingPoint(store, _WITHIN if within else _WORLDS)
     own = world.identities[world.rank()] if world.identities else NOBODY
     if own != NOBODY and own[0] != os.getpid():
         raise GroupError(
@@ -74,4 +74,4 @@ def _place(options: Any, within: list[int]) -> MeetingPlace | None:
             hint="call init_process_group in the child first, or start ranks with spawn",
         )
     identities = dict(enumerate(world.identities[rank] for rank in within)) if world.identities else {}
-    return MeetingPlace(store, _WITHIN, Known(identities, lambda rank: world.words_of_left(within[rank])))
+    return MeetingPoint(store, _WITHIN, Known(identities, lambda rank: world.words_of_left(within[rank])))

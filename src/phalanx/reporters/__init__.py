@@ -1,6 +1,7 @@
 """Reports for people, as lines of text.
 
-text.py      the report of a job
-blame.py     the cause of a failure
-wording.py   phrases that they share
+Files:
+    text.py      the report of a job
+    blame.py     the cause of a failure
+    wording.py   phrases that they share
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phalanx.debug.causes import Absence, Cause, Circle, End, FirstFailure, Hidden, Wait
-from phalanx.debug.job import Disagreement, Member, Process
+from phalanx.debug.job import Disagreement, JobMember, Process
 from phalanx.debug.records import LOST, RUNNING, Record
 from phalanx.reporters.wording import (
     Clock,
@@ -101,7 +101,7 @@ def _without(cause: Absence, who: str, clock: Clock) -> str:
     return text + (_meanwhile(cause.missing[0], cause.meanwhile, clock) if is_one else "")
 
 
-def _endings(members: Sequence[Member]) -> str:
+def _endings(members: Sequence[JobMember]) -> str:
     by_ending: dict[str, list[Process]] = {}
     for member in members:
         if member.process:
@@ -116,7 +116,7 @@ def _endings(members: Sequence[Member]) -> str:
     return " and ".join(parts)
 
 
-def _meanwhile(member: Member, call: Record | None, clock: Clock) -> str:
+def _meanwhile(member: JobMember, call: Record | None, clock: Clock) -> str:
     """Where the missing rank is, or was."""
     is_running = member.process is not None and member.process.ending == RUNNING
     if call is not None:

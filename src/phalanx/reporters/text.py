@@ -12,8 +12,8 @@ from phalanx.debug.causes import find_cause
 from phalanx.debug.evidence import Written
 from phalanx.debug.fates import failures_of, fates_of
 from phalanx.debug.job import (
-    Group,
-    Member,
+    JobGroup,
+    JobMember,
     Process,
     find_disagreement,
     groups_of,
@@ -90,7 +90,7 @@ def _headline(title: str, processes: Sequence[Process], clock: Clock) -> list[st
     ]
 
 
-def _all_groups(groups: Sequence[Group], clock: Clock) -> list[str]:
+def _all_groups(groups: Sequence[JobGroup], clock: Clock) -> list[str]:
     """Those in which something is wrong or under way; of the quiet ones those that were used last."""
     busy = [group for group in groups if not group.is_quiet]
     quiet = sorted((group for group in groups if group.is_quiet), key=lambda group: -group.last_ns)
@@ -111,7 +111,7 @@ class _Line(NamedTuple):
     ns: int
 
 
-def _group(group: Group, clock: Clock) -> list[str]:
+def _group(group: JobGroup, clock: Clock) -> list[str]:
     said: dict[tuple[str, str], list[tuple[int, _Line]]] = {}
     for member in group.members:
         for line in _member(group, member, clock):
@@ -131,7 +131,7 @@ def _group(group: Group, clock: Clock) -> list[str]:
     return lines
 
 
-def _member(group: Group, member: Member, clock: Clock) -> list[_Line]:
+def _member(group: JobGroup, member: JobMember, clock: Clock) -> list[_Line]:
     process = member.process
     if process is None:
         return [_Line("no black box here", "", "", 0)]
@@ -159,7 +159,7 @@ def _member(group: Group, member: Member, clock: Clock) -> list[_Line]:
     return lines or [_Line("no call of this group yet", "", "", 0)]
 
 
-def _hidden(member: Member, process: Process) -> _Line:
+def _hidden(member: JobMember, process: Process) -> _Line:
     """Of a rank whose first calls in flight have no records any more."""
     seqs = [record.seq for record in member.records if not record.is_message]
     queued = f"; seq {min(seqs)} to {max(seqs)} are queued" if seqs else ""

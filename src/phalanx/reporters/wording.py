@@ -10,7 +10,7 @@ from itertools import groupby
 
 from phalanx._native import NO_RANK
 from phalanx.debug.fates import Fate
-from phalanx.debug.job import Group, Process
+from phalanx.debug.job import JobGroup, Process
 from phalanx.debug.records import DIED, RUNNING, Record
 from phalanx.phrases import describe_ranks, describe_sizes, elements
 
@@ -99,7 +99,7 @@ def processes_text(processes: Sequence[Process]) -> str:
     return f"{ranks_text(ranks)} ({pids})" if len(processes) <= _MOST_LISTED else ranks_text(ranks)
 
 
-def group_text(group: Group) -> str:
+def group_text(group: JobGroup) -> str:
     notes = [group.desc] if group.desc not in ("", group.name) else []
     if group.number > 1:
         which = {2: "second", 3: "third"}.get(group.number, f"{group.number}th")

@@ -23,7 +23,7 @@ from phalanx.transports.hello import Arrival, Departure, quoted, read_arrival_or
 from phalanx.transports.identities import NOBODY, Identity, own_identity, process_namespace
 from phalanx.types import GroupInfo, Store
 
-__all__ = ["Place", "Speaker"]
+__all__ = ["MergerPlan", "Speaker"]
 
 _OP = "merge_remote_group"
 _SIZES = "pass the number of ranks of all groups together as size, the same on every rank"
@@ -31,7 +31,7 @@ _LOST = "look for an error on the ranks of that group, then merge the others aga
 _ABSENT = "find out whether the other groups were made, reach the same store and merge under the same name"
 
 
-class Place(NamedTuple):
+class MergerPlan(NamedTuple):
     """Under which keys the ranks of the merged group meet, and which rank the first rank of this group has there.
 
     `speakers` are the first ranks of all groups: their ranks there, and their identities where they can be watched.
@@ -59,14 +59,14 @@ class Speaker:
         self._num_read = 0
         # The groups that have come and wait, and what has become of this group.
         self._waiting: list[Arrival] = []
-        self.place: Place | None = None
+        self.plan: MergerPlan | None = None
         self._error: PhalanxError | None = None
         self._peers: dict[str, _native.Peer | None] = {}
 
-    def find(self) -> Place:
+    def find(self) -> MergerPlan:
         """Waits for the other groups. Raises GroupError, PeerLost or CallTimeout.
 
-        Where it raises and `place` is set, the other groups have gone there all the same.
+        Where it raises and `plan` is set, the other groups have gone there all the same.
         """
         run = threads.this_thread.run
         thread = -1 if run is None else run.environment()[1]
@@ -81,8 +81,8 @@ class Speaker:
                 self._read()
                 if self._error is not None:
                     raise self._error
-                if self.place is not None:
-                    return self.place
+                if self.plan is not None:
+                    return self.plan
                 self._wait()
         except BaseException as error:
             self._depart(error)
@@ -117,10 +117,10 @@ class Speaker:
         elif num == arrival.whole:
             if self._token in self._tokens():
                 # Of this merger alone: the number of its last entry in the log.
-                self.place = self._place_of_all(f"{self._root}/made/{self._num_read}")
+                self.plan = self._plan_of_all(f"{self._root}/made/{self._num_read}")
             self._waiting.clear()
 
-    def _place_of_all(self, prefix: str) -> Place:
+    def _plan_of_all(self, prefix: str) -> MergerPlan:
         first, own, speakers, here = 0, 0, [], process_namespace()
         for one in self._waiting:
             if one.token == self._token:
@@ -128,7 +128,7 @@ class Speaker:
             if one.processes == here and one.identity != NOBODY:
                 speakers.append((first, one.identity))
             first += one.size
-        return Place(prefix, own, speakers)
+        return MergerPlan(prefix, own, speakers)
 
     def _let_go(self, departure: Departure) -> None:
         if self._token in departure.tokens and self._token in self._tokens():

@@ -23,7 +23,6 @@ from phalanx.types import GroupInfo
 
 __all__ = [
     "PROTOCOL",
-    "Answer",
     "Arrival",
     "Departure",
     "GivenUp",
@@ -31,6 +30,7 @@ __all__ = [
     "Merger",
     "Note",
     "Offer",
+    "Opening",
     "Proposal",
     "UnreadableError",
     "Wish",
@@ -209,7 +209,7 @@ class Wish(_Told):
 
 
 @dataclass(frozen=True)
-class Answer(_Told):
+class Opening(_Told):
     """Why a rank could not open the segment; empty: it could."""
 
     problem: str

@@ -45,17 +45,17 @@ class ShmPending:
     def __init__(
         self,
         owner: CopiesInFlight,
-        group: _native.Group,
+        group: _native.GroupEnd,
         info: GroupInfo,
-        native: _native.Pending,
+        native: _native.CallHandle,
         op: str,
         timeout: float,
         copies: CallCopies | None,
     ) -> None:
         self._owner = owner
-        self._group: _native.Group | None = group
+        self._group: _native.GroupEnd | None = group
         self._info = info
-        self._native: _native.Pending | _Over = native
+        self._native: _native.CallHandle | _Over = native
         self._timeout = timeout
         self._copies = copies
         self._is_delivered = False
@@ -159,7 +159,7 @@ class _Over:
 
     __slots__ = ("result", "seq", "source")
 
-    def __init__(self, native: _native.Pending | _Over) -> None:
+    def __init__(self, native: _native.CallHandle | _Over) -> None:
         self.result: int = native.result
         self.seq: int = native.seq
         self.source: int = native.source

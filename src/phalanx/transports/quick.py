@@ -22,8 +22,8 @@ class Quick(Protocol):
 
     def adopt(
         self,
-        group: _native.Group,
-        native: _native.Pending,
+        group: _native.GroupEnd,
+        native: _native.CallHandle,
         op: str,
         timeout: float,
         written: Sequence[tuple[int, int]],

@@ -32,7 +32,7 @@ from phalanx.errors import CallTimeout, GroupError, PeerLost, PhalanxError
 from phalanx.transports import identities, limits, segments
 from phalanx.transports.advisers import ask
 from phalanx.transports.exchange import Exchange, Key
-from phalanx.transports.hello import Answer, GivenUp, Hello, Note, Offer
+from phalanx.transports.hello import GivenUp, Hello, Note, Offer, Opening
 from phalanx.transports.identities import NOBODY, Identity, own_identity, process_namespace
 from phalanx.transports.levels import asked_level
 from phalanx.transports.lookout import Known, Lookout, Venue
@@ -266,8 +266,8 @@ class _Meeting:
                 if limits.is_limit(error):
                     raise
                 problem = str(error)
-        self._say(f"{way}/opened/{self._info.rank}", Answer(problem).text())
-        answers = self._hear_all(f"{way}/opened", Answer.read)
+        self._say(f"{way}/opened/{self._info.rank}", Opening(problem).text())
+        answers = self._hear_all(f"{way}/opened", Opening.read)
         return segment, {rank: answer.problem for rank, answer in enumerate(answers) if answer.problem}
 
     def _cannot_share(self, hellos: list[Hello], memfd: dict[int, str], file: dict[int, str]) -> GroupError:

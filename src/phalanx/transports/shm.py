@@ -51,7 +51,7 @@ def join(store: Store, info: GroupInfo, timeout: float, scope: str = "", known: 
 
 
 def _make(met: Met) -> ShmTransport:
-    group = _native.Group(met.segment, met.info.rank)
+    group = _native.GroupEnd(met.segment, met.info.rank)
     group.watch(met.identities)
     return ShmTransport(group, met.info, met.identities, met.folder, met.began_ns, met.hellos)
 
@@ -78,7 +78,7 @@ class ShmTransport(BaseTransport):
 
     def __init__(
         self,
-        group: _native.Group,
+        group: _native.GroupEnd,
         info: GroupInfo,
         identities: Sequence[Identity] = (),
         folder: str = "",
@@ -91,7 +91,7 @@ class ShmTransport(BaseTransport):
         self.folder = folder
         self.began_ns = began_ns
         self.hellos = hellos
-        self._group: _native.Group | None = group
+        self._group: _native.GroupEnd | None = group
         self.level = group.level
         self._info = info
         self._left_at = 0
@@ -121,7 +121,7 @@ class ShmTransport(BaseTransport):
         return failures.describe_state(self._info, left=group is None, forked=forked, failure=failure)
 
     @property
-    def native(self) -> _native.Group | None:
+    def native(self) -> _native.GroupEnd | None:
         """None once the group was left."""
         return self._group
 
@@ -203,7 +203,7 @@ class ShmTransport(BaseTransport):
         if not group.forked:
             self._copies.bring_back_ended()
 
-    def _forget_lost(self, group: _native.Group) -> None:
+    def _forget_lost(self, group: _native.GroupEnd) -> None:
         """The death that broke the group has been told: whoever makes a new one waits for another process."""
         failure = group.failure()
         if failure.kind == _native.FAILURE_LOST and self.identities:
@@ -250,7 +250,7 @@ class ShmTransport(BaseTransport):
         return self.adopt(group, handed.pending, call.op, timeout, handed.written, pairs)
 
     def _hand_over(
-        self, hand: Callable[..., _native.Handed], group: _native.Group, call: Call, timeout: float
+        self, hand: Callable[..., _native.Handed], group: _native.GroupEnd, call: Call, timeout: float
     ) -> tuple[_native.Handed, Pairs]:
         """Gives the core a call whose tensors are plain, or have plain copies. The pairs are to be copied back."""
         stand_ins = self._copies.make_way(call.tensors()) if self._copies.has_collectives else {}
@@ -275,8 +275,8 @@ class ShmTransport(BaseTransport):
 
     def adopt(
         self,
-        group: _native.Group,
-        native: _native.Pending,
+        group: _native.GroupEnd,
+        native: _native.CallHandle,
         op: str,
         timeout: float,
         written: Sequence[tuple[int, int]],

@@ -21,7 +21,7 @@ from phalanx import _native
 from phalanx.errors import GroupError
 from phalanx.transports import limits, segments
 from phalanx.transports.base import Exchange
-from phalanx.transports.hello import Answer, Hello, Offer
+from phalanx.transports.hello import Hello, Offer, Opening
 from phalanx.transports.identities import Identity
 from phalanx.types import GroupInfo
 
@@ -38,7 +38,7 @@ def split(
     identities: Sequence[Identity],
     propose: Exchange,
     exchange: Exchange,
-) -> _native.Group | None:
+) -> _native.GroupEnd | None:
     """This rank's end of the new group's segment. None without `info`: this rank is not in any.
 
     `members` are the new group's ranks in the parent, whose info is `whole`. `hellos` and `identities` are what the
@@ -55,7 +55,7 @@ def split(
         except BaseException:
             side.close()
             raise
-        problems = {rank: answer.problem for rank, answer in enumerate(Answer.read_all(answers)) if answer.problem}
+        problems = {rank: answer.problem for rank, answer in enumerate(Opening.read_all(answers)) if answer.problem}
         found.append(problems)
         if not found[-1]:
             return side.group
@@ -80,7 +80,7 @@ class _Side:
         self.hellos = hellos
         self.identities = identities
         self._segment: _native.Segment | None = None
-        self.group: _native.Group | None = None
+        self.group: _native.GroupEnd | None = None
         self._problem = ""
         # The limit of the system that stopped this rank.
         self._limit: GroupError | None = None
@@ -102,9 +102,9 @@ class _Side:
         if self._info is not None and not self._problem:
             with self._noting_problems():
                 segment = self._segment or self._opened(offers[self._members[0]])
-                self.group = _native.Group(segment, self._info.rank)
+                self.group = _native.GroupEnd(segment, self._info.rank)
                 self.group.watch(self.identities)
-        return Answer(self._problem).text()
+        return Opening(self._problem).text()
 
     def _opened(self, text: str) -> _native.Segment:
         offer = Offer.read(text.encode())

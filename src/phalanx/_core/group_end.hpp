@@ -17,12 +17,12 @@ namespace phalanx {
 // Chooses chunk sizes and the way of waiting for so many ranks on so many CPUs.
 Tuning tuning_for(int ranks, int cpus);
 
-class Group {
+class GroupEnd {
  public:
-  Group(std::shared_ptr<Segment> segment, int rank);
-  ~Group();
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
+  GroupEnd(std::shared_ptr<Segment> segment, int rank);
+  ~GroupEnd();
+  GroupEnd(const GroupEnd&) = delete;
+  GroupEnd& operator=(const GroupEnd&) = delete;
 
   CallQueue& calls() noexcept { return *calls_; }
   Messages& messages() noexcept { return *messages_; }
@@ -46,8 +46,8 @@ class Group {
   RefusalNotes& refusals() noexcept { return member_->refusals; }
   std::optional<ShapeNote> take_note() { return member_->lines.take_note(); }
   // Lets peers know where in the program a call is made, and the black box. With the GIL held.
-  void place(const Location* location) {
-    if (location != member_->placed) place_anew(location);
+  void publish_location(const Location* location) {
+    if (location != member_->last_location) publish_location_anew(location);
   }
   // Ends all waits of all ranks. The text goes into their errors.
   void abort(const std::string& text);
@@ -69,7 +69,7 @@ class Group {
   std::uint64_t token = 0;
 
  private:
-  void place_anew(const Location* location);
+  void publish_location_anew(const Location* location);
   const std::shared_ptr<Member> member_;
   const std::shared_ptr<CallQueue> calls_;
   const std::shared_ptr<Messages> messages_;

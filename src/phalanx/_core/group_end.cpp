@@ -1,4 +1,4 @@
-#include "group.hpp"
+#include "group_end.hpp"
 
 #include <algorithm>
 #include <stdexcept>
@@ -39,7 +39,7 @@ Tuning tuning_for(int ranks, int cpus) {
   return tuning;
 }
 
-Group::Group(std::shared_ptr<Segment> segment, int rank)
+GroupEnd::GroupEnd(std::shared_ptr<Segment> segment, int rank)
     : member_(std::make_shared<Member>(for_moving(std::move(segment)), rank)),
       calls_(std::make_shared<CallQueue>(member_)),
       messages_(std::make_shared<Messages>(member_)) {
@@ -48,30 +48,31 @@ Group::Group(std::shared_ptr<Segment> segment, int rank)
   listener().add(member_->segment, member_->seat());
 }
 
-Group::~Group() { leave(Leaving::closed); }
+GroupEnd::~GroupEnd() { leave(Leaving::closed); }
 
-void Group::watch(const std::vector<Identity>& ranks) {
+void GroupEnd::watch(const std::vector<Identity>& ranks) {
   peers_ = Peer::watch_all(ranks);
   member_->lines.watch(peers_);
 }
 
-void Group::watch_deaths(std::shared_ptr<BlackBox> box, const std::vector<int>& job_ranks, const std::string& folder) {
+void GroupEnd::watch_deaths(std::shared_ptr<BlackBox> box, const std::vector<int>& job_ranks,
+                            const std::string& folder) {
   if (!forked() && !has_left()) peer_watch().add(member_, peers_, job_ranks, std::move(box), folder);
 }
 
-void Group::place_anew(const Location* location) {
-  member_->lines.place(location);
-  member_->placed_text = member_->box && location != nullptr ? member_->box->offset_of(*location) : 0;
-  member_->placed = location;
+void GroupEnd::publish_location_anew(const Location* location) {
+  member_->lines.publish_location(location);
+  member_->location_text_in_box = member_->box && location != nullptr ? member_->box->offset_of(*location) : 0;
+  member_->last_location = location;
 }
 
-void Group::keep_records(std::shared_ptr<BlackBox> box, std::uint32_t group, const std::string& path) {
+void GroupEnd::keep_records(std::shared_ptr<BlackBox> box, std::uint32_t group, const std::string& path) {
   member_->keep_records(std::move(box), group, path);
 }
 
-void Group::abort(const std::string& text) { member_->abort(seq(), text); }
+void GroupEnd::abort(const std::string& text) { member_->abort(seq(), text); }
 
-void Group::leave(Leaving leaving) {
+void GroupEnd::leave(Leaving leaving) {
   if (forked() || member_->left.exchange(true)) return;
   if (leaving == Leaving::exiting) tell_exit_status(member_->segment, member_->seat());
   member_->lines.leave(leaving);
