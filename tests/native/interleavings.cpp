@@ -500,7 +500,8 @@ struct Program {
         .ranks = 2, .calls = 3, .calls_of_last = 1, .odd_rank = 1, .odd_call = 1, .rests = true, .must_keep = 4};
     if (!(fault == Fault::short_memory ? holds<1, 1>(ahead) : holds<1, 1, 2>(ahead))) return false;
     // Further than it keeps its words, so that one of the next level must do.
-    const Setting far{.ranks = 2, .calls = 3, .calls_of_last = 2, .odd_rank = 1, .odd_call = 1, .rests = true};
+    const Setting far{
+        .ranks = 2, .calls = 2, .calls_of_last = 1, .odd_rank = 1, .odd_call = 1, .start = 1, .rests = true};
     if (all && !holds<1, 2>(far)) return false;
     // The third rank does not come.
     const Setting absent{.ranks = 3, .calls = 1, .calls_of_last = 0, .odd_rank = 1, .odd_call = 1, .rests = true};
