@@ -1,6 +1,8 @@
 // What ranks post of their calls, in a segment: the memory of posting.hpp, and the calls in full.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -21,10 +23,7 @@ class Kept {
  public:
   using Word = std::atomic<std::uint64_t>;
 
-  // Zeroed pages of the system: those that are never used cost nothing.
-  Kept() : words_(static_cast<Word*>(std::calloc(Words::kWords, sizeof(Word)))) {
-    if (!words_) throw std::bad_alloc();
-  }
+  Kept() : words_(static_cast<Word*>(allocate())) {}
   void set(int level, std::uint64_t slot, std::uint64_t word) noexcept {
     words_[index(level, slot)].store(word, std::memory_order_release);
   }
@@ -33,8 +32,26 @@ class Kept {
   }
 
  private:
+  static constexpr std::size_t kBytes = Words::kWords * sizeof(Word);
+  // Zeroed pages of the system: those that are never used cost nothing. calloc() would clear memory that was used
+  // before.
+  static constexpr bool kMaps = kBytes >= 16 * kPage;
+
+  static void* allocate() {
+    void* const words =
+        kMaps ? ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+              : std::calloc(Words::kWords, sizeof(Word));
+    if (words == nullptr || words == MAP_FAILED) throw std::bad_alloc();
+    return words;
+  }
   struct Free {
-    void operator()(Word* words) const noexcept { std::free(words); }
+    void operator()(Word* words) const noexcept {
+      if (kMaps) {
+        ::munmap(words, kBytes);
+      } else {
+        std::free(words);
+      }
+    }
   };
   static std::size_t index(int level, std::uint64_t slot) noexcept {
     return static_cast<std::size_t>(level) * Words::kDepth + slot;
