@@ -53,7 +53,7 @@ World::World(int size, const Tuning& tuning) : segment(make_segment(size, tuning
   for (int rank = 0; rank < size; ++rank) {
     groups.push_back(std::make_unique<GroupEnd>(segment, rank));
     // Once, as several threads of a rank may call later.
-    groups.back()->place({&place_of(rank)});
+    groups.back()->publish_location({&place_of(rank)});
   }
 }
 
