@@ -94,7 +94,7 @@ class JoinedGroup(TorchProcessGroup):
             )
         seconds = seconds_to_join(timeout, name)
         check_store(store, name)
-        info = GroupInfo(name, rank, world_size, [_number(name, "ranks", one) for one in global_ranks])
+        info = GroupInfo(name, rank, world_size, _numbers(name, global_ranks))
         point = point or MeetingPoint(store)
         self._prepare(Group.join(point.store, info, seconds, point.scope, point.known), store)
 
@@ -286,6 +286,11 @@ def check_store(store: object, name: str) -> None:
             group=name,
             hint="make a TCPStore or FileStore that all ranks reach",
         )
+
+
+def _numbers(group: str, ranks: Sequence[object]) -> list[int]:
+    # Torch passes a list of int for each rank of each group: the short way for these.
+    return [one if type(one) is int else _number(group, "ranks", one) for one in ranks]
 
 
 def _number(group: str, what: str, value: object) -> int:

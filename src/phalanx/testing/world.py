@@ -255,7 +255,10 @@ class ThreadsRun:
     def _look_for_circle(self, start: int) -> None:
         """Ranks that mean different groups, and wait for each other, are told so."""
         making = dict(self._making)
-        name = making[start].info.name
+        name, hub = making[start].info.name, making[start].hub
+        if all(one.hub is hub for one in making.values()):
+            # All ranks that make a group make this one.
+            return
 
         def waits_for(rank: int) -> list[int]:
             one = making.get(rank)
