@@ -295,3 +295,30 @@ def test_comparing_with_one_rank() -> None:
     assert _counts(third) == [4, 5, None]
     with pytest.raises(ValueError, match="a rank of the group"):
         first.compare_with(3)
+
+
+def test_more_ranks_than_there_is_room_for() -> None:
+    tuning = _native.tuning_for(2, 2)
+    tuning.only_posts = True
+    with pytest.raises(ValueError, match=f"expected 1 to {_native.MAX_RANKS} ranks"):
+        _native.Segment.create_private(_native.MAX_RANKS + 1, tuning)
+
+
+def test_what_was_compared_at_rest_narrows_the_range_of_a_report() -> None:
+    first, second = _ranks(2)
+    for _ in range(1000):
+        first.post(_sum())
+        second.post(_sum())
+    # `first` never came last, so it has compared none of its calls when it posted them.
+    assert not first.compare()
+    for _ in range(60):
+        second.post(_sum())
+    number = 0
+    while not first.has_found:
+        number += 1
+        first.post(_sum(5 if number == 10 else 4))
+    assert first.advance(0.0)
+    failure = first.failure()
+    assert failure is not None
+    assert failure.agreed == 1000
+    assert failure.agreed < 1010 <= failure.seq

@@ -27,12 +27,15 @@ std::uint64_t Agreement::post(const Description& call, const Location* location,
               {seq, result, call, id_of(location)});
   const bool agrees = calls_.post(posts_, posted_word(chain_, call.shape.hash));
   if (calls_.other_shape()) note_shapes(calls_.other_shape());
-  if (!agrees) keep({calls_.difference()});
+  if (!agrees) {
+    keep({calls_.difference()});
+    wake_();
+  }
   return seq;
 }
 
 Agreement::Pair& Agreement::pair_of(int peer, bool sends) {
-  std::atomic<Pair*>& pair = pairs_[static_cast<std::size_t>(peer) * 2 + (sends ? 1 : 0)];
+  std::atomic<Pair*>& pair = pairs_[pair_index(peer, sends)];
   Pair* const known = pair.load(std::memory_order_relaxed);
   if (known != nullptr) return *known;
   const Seat own = member_->seat(), other = member_->segment->seat_of(peer);
@@ -55,12 +58,18 @@ std::uint64_t Agreement::post_message(const Description& call, const Location* l
     Difference difference = messages.posting.difference();
     difference.peer = call.peer;
     keep({difference, LaneKind::messages, sends});
+    wake_();
   }
   return seq;
 }
 
 void Agreement::set_completed(std::uint64_t seq) noexcept {
-  member_->segment->answer(member_->seat()).completed.store(seq, std::memory_order_release);
+  // Calls may end in another order than they were posted in, and in several threads.
+  std::atomic<std::uint64_t>& completed = member_->segment->answer(member_->seat()).completed;
+  std::uint64_t known = completed.load(std::memory_order_relaxed);
+  while (known < seq && !completed.compare_exchange_weak(known, seq, std::memory_order_release,
+                                                         std::memory_order_relaxed)) {
+  }
 }
 
 bool Agreement::compare() {
@@ -115,7 +124,6 @@ void Agreement::keep(const Found& found) noexcept {
   // At once: this rank and its peers go on, and replace what they have posted.
   see_all();
   has_found_.store(true, std::memory_order_release);
-  wake_();
 }
 
 void Agreement::see_all() {
@@ -198,6 +206,19 @@ bool Agreement::is_complete() const noexcept {
   return true;
 }
 
+// What comparing at rest knows of the finder and the peer. Posting knows of calls only where this rank came last.
+std::uint64_t Agreement::agreed_at_rest() const noexcept {
+  const Difference& difference = found_.difference;
+  std::uint64_t agreed = 0;
+  if (found_.kind == LaneKind::calls) {
+    agreed = comparing_.agreed_with(difference.peer);
+  } else {
+    const Pair* const pair = pairs_[pair_index(difference.peer, found_.sends)].load(std::memory_order_acquire);
+    if (pair != nullptr) agreed = pair->comparing.agreed_with(found_.sends ? 1 : 0);
+  }
+  return agreed < difference.seq ? agreed : 0;
+}
+
 Finding Agreement::finding() {
   const Difference& difference = found_.difference;
   const int own = member_->rank();
@@ -207,7 +228,7 @@ Finding Agreement::finding() {
   failure.rank = own;
   failure.peer = difference.peer;
   failure.seq = difference.seq;
-  failure.agreed = difference.agreed;
+  failure.agreed = std::max(difference.agreed, agreed_at_rest());
   if (found_.kind == LaneKind::messages) {
     // As of a message that does not fit its receive: the receiver is the finder.
     failure.kind = FailureKind::message;

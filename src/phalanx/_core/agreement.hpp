@@ -89,6 +89,9 @@ class Agreement : public Tendable {
     std::uint64_t posted = 0;                     // the number of the last one
   };
 
+  static constexpr std::size_t pair_index(int peer, bool sends) noexcept {
+    return static_cast<std::size_t>(peer) * 2 + (sends ? 1 : 0);
+  }
   Pair& pair_of(int peer, bool sends);
   void note_shapes(const OtherShape& other) noexcept;
   // The first of the two threads that find a difference keeps it.
@@ -99,6 +102,7 @@ class Agreement : public Tendable {
   bool keep_compared(bool agrees);
   bool advance_locked(Clock::time_point now);
   bool is_complete() const noexcept;
+  std::uint64_t agreed_at_rest() const noexcept;
   Finding finding();
   void testify(std::uint32_t report);
   MadeCall made_call(int rank, const std::optional<PostEntry::Content>& call) const;

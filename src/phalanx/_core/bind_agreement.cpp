@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -52,8 +53,13 @@ class PostRecords {
     if (entry.id() == 0) return;
     entry.number(seq);
     if (is_message(call.op)) {
-      messages_[{call.peer, call.op == Op::send, seq}] = entry;
-      if (messages_.size() > kMost) messages_.erase(messages_.begin());
+      const Message message{call.peer, call.op == Op::send, seq};
+      messages_[message] = entry;
+      oldest_.push_back(message);
+      if (oldest_.size() > kMost) {
+        messages_.erase(oldest_.front());
+        oldest_.pop_front();
+      }
     } else {
       calls_[seq % kMost] = {seq, entry};
     }
@@ -72,11 +78,13 @@ class PostRecords {
 
  private:
   static constexpr std::size_t kMost = 1024;
+  using Message = std::tuple<int, bool, std::uint64_t>;  // its peer, whether this rank sends, and its number
 
   Member& member_;
   const Engine engine_;
   std::vector<std::pair<std::uint64_t, BoxEntry>> calls_ = std::vector<std::pair<std::uint64_t, BoxEntry>>(kMost);
-  std::map<std::tuple<int, bool, std::uint64_t>, BoxEntry> messages_;  // by peer, whether this rank sends, and number
+  std::map<Message, BoxEntry> messages_;
+  std::deque<Message> oldest_;  // the last messages that were posted, ended or not, oldest first
 };
 
 // One rank's end of a group that only posts, from the time when all ranks have the segment until the rank leaves.
@@ -88,7 +96,9 @@ class JoinedAgreement {
       : member_(make_member(mapped, rank, processes)),
         agreement_(std::make_shared<Agreement>(
             member_, [token] { completions().push(token); }, [] { progress().wake(true); })),
-        records_(*member_, static_cast<Engine>(engine)) {
+        records_(*member_, static_cast<Engine>(engine)),
+        level_(static_cast<int>(member_->segment->header().tuning.check)),
+        identity_(member_->identity()) {
     progress().add(agreement_);
     progress().wake(false);
   }
@@ -115,7 +125,9 @@ class JoinedAgreement {
   }
   bool compare() {
     const WithoutGil without;
-    return !forked() && agreement_->compare();
+    if (forked() || !agreement_->compare()) return false;
+    progress().wake(true);
+    return true;
   }
   std::optional<Failure> failure() const {
     if (forked() || !(member_->lines.failed() || agreement_->was_told())) return std::nullopt;
@@ -124,10 +136,10 @@ class JoinedAgreement {
   std::vector<Testimony> testimonies() const { return forked() ? std::vector<Testimony>() : member_->testimonies(); }
   std::optional<ShapeNote> take_note() { return forked() ? std::nullopt : member_->lines.take_note(); }
   std::uint64_t seq() const noexcept { return agreement_->seq(); }
-  int level() const noexcept { return static_cast<int>(member_->segment->header().tuning.check); }
+  int level() const noexcept { return level_; }
   bool is_forked() const noexcept { return forked(); }
   bool has_left() const noexcept { return member_->has_left(); }
-  std::string identity() const { return member_->identity(); }
+  std::string identity() const { return identity_; }
   void keep_records(const HeldBox& held, std::uint32_t group, const std::string& path) {
     if (!forked()) member_->keep_records(held.box, group, path);
   }
@@ -147,7 +159,7 @@ class JoinedAgreement {
     const WithoutGil without;
     progress().remove(agreement_);
     agreement_->compare();
-    agreement_->report_until(Clock::now() + kLongestReport);
+    agreement_->report_until(Clock::now() + kWaitForReport);
     if (exiting) tell_exit_status(member_->segment, member_->seat());
     member_->lines.leave(exiting ? Leaving::exiting : Leaving::closed);
   }
@@ -160,8 +172,8 @@ class JoinedAgreement {
     member->lines.watch(Peer::watch_all(to_identities(processes)));
     return member;
   }
-  // A rank that leaves gives so much time to another one that reports.
-  static constexpr std::chrono::milliseconds kLongestReport{200};
+  // How long a rank that leaves waits for another rank that reports.
+  static constexpr std::chrono::milliseconds kWaitForReport{200};
 
   // A forked child does not have the memory.
   bool forked() const noexcept { return member_->segment->forked(); }
@@ -172,6 +184,9 @@ class JoinedAgreement {
   const std::shared_ptr<Member> member_;
   const std::shared_ptr<Agreement> agreement_;
   PostRecords records_;
+  // A forked child does not have the memory that they come from.
+  const int level_;
+  const std::string identity_;
 };
 
 }  // namespace

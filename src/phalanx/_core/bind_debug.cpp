@@ -84,7 +84,7 @@ void tell_refused(const WaitingCall& call) {
 }
 
 void bind_debug(nb::module_& module, nb::class_<GroupEnd>& group) {
-  group.def_prop_ro("identity", [](const GroupEnd& self) { return self.member().identity(); })
+  group.def_prop_ro("identity", [](GroupEnd& self) { return self.forked() ? "" : self.member().identity(); })
       .def("testimonies", [](const GroupEnd& self) { return self.member().testimonies(); })
       .def("take_note", &GroupEnd::take_note)
       .def(
@@ -111,7 +111,7 @@ void bind_debug(nb::module_& module, nb::class_<GroupEnd>& group) {
             return self.segment().answer(self.segment().seat_of(rank)).box.read();
           },
           "rank"_a)
-      .def_prop_ro("level", [](GroupEnd& self) { return static_cast<int>(self.segment().header().tuning.check); })
+      .def_prop_ro("level", [](GroupEnd& self) { return self.forked() ? 0 : static_cast<int>(self.segment().header().tuning.check); })
       .def_rw("token", &GroupEnd::token);
 
   module.def("look_for_deaths", [] {

@@ -1,8 +1,9 @@
 // Agreements of ranks that are threads of one process, for a world that brings its own clock, deaths and order of
 // steps: no thread of ours, no real time, no processes.
 //
-//   segment = Segment.create_private(size, tuning)      # tuning.only_posts = True, tuning.level = CHECK_ON or
-//   CHECK_FULL ranks = [LocalAgreement(segment, rank) for rank in range(size)]
+//   segment = Segment.create_private(size, tuning)  # with tuning.only_posts, and tuning.level as wanted
+//
+//   ranks = [LocalAgreement(segment, rank) for rank in range(size)]
 //
 // A rank posts its calls with post(), which returns the number of the call and never waits. Some rank has then compared
 // each call that all ranks have posted. compare() also compares with the ranks that have come while others are absent.

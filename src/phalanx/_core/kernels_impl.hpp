@@ -8,9 +8,8 @@
 //   - a dtype that accumulates in itself and has up to kPassSources sources takes one pass over all elements;
 //   - else the elements go block by block. The sources of a pass are widened into a block each (or read in place),
 //     the accumulator is a block, and only the last pass writes dst: dst may be any of the sources;
-//   - a part of a reduction (Carry) goes block by block, too: its first pass resumes the accumulator of the part
-//   before,
-//     its last one may leave an accumulator.
+//   - a part of a reduction (Carry) goes block by block, too: its first pass resumes the accumulator of the part before
+//     it, and its last pass may leave an accumulator.
 #pragma once
 
 #include <cstddef>

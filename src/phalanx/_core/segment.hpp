@@ -24,7 +24,7 @@ class Segment {
   // to: throws std::runtime_error unless it is a sealed memfd or a file in /dev/shm, the effective user's own and
   // closed to others, with this nonce.
   static Segment open(const std::string& path, const Nonce& nonce, int size);
-  // A mapping of zeroed private memory, for ranks that are threads of one process (the native stress test).
+  // A mapping of zeroed private memory, for ranks that are threads of one process.
   static Segment create_private(const Seating& seating, const Tuning& tuning);
 
   Segment(Segment&& other) noexcept;

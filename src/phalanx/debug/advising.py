@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ __all__ = ["Advising"]
 class Advising(Adviser):
     def __init__(self, groups: SeenGroups) -> None:
         self._groups = groups
+        self._recorded: weakref.WeakKeyDictionary[PostedCalls, Mapping[int, Mapping[int, _native.MadeCall]]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def offer_folder(self) -> str:
         return own_box().offer_folder()
@@ -38,7 +42,12 @@ class Advising(Adviser):
     def recorded(
         self, group: Any, info: GroupInfo, failure: _native.Failure
     ) -> Mapping[int, Mapping[int, _native.MadeCall]]:
-        return recorded_calls(group, info, failure) if isinstance(group, PostedCalls) else {}
+        if not isinstance(group, PostedCalls):
+            return {}
+        # A group fails once, and each of its calls in flight asks.
+        if group not in self._recorded:
+            self._recorded[group] = recorded_calls(group, info, failure)
+        return self._recorded[group]
 
     def _say_once(self, group: _native.GroupEnd, describe: Callable[[Asker], list[str]]) -> list[str]:
         """A group fails once, and says the same at every further call."""

@@ -128,7 +128,7 @@ class _Watching(Observer):
             group.keep_records(box, remember_group(box, info, identity=group.identity), own.path)
         # As of now: tests change it.
         _native.set_slow(slow_seconds(), self.tell_slow, self.tell_refused)
-        if box is not None and not self.groups:
+        if box is not None and self._is_in_no_group:
             own.set_rank(info.job_ranks[info.rank], info.size)
         if box is not None:
             group.watch_deaths(box, list(info.job_ranks), str(own.folder or ""))
@@ -137,13 +137,17 @@ class _Watching(Observer):
         if levels.logs_creation():
             _log_creation(info, group, own.path)
 
+    @property
+    def _is_in_no_group(self) -> bool:
+        return not self.groups and not self._posted
+
     def _join_posted(self, posted: PostedCalls, info: GroupInfo, folder: str) -> None:
         own = own_box()
         box = own.make(info, folder)
         self._number(posted, info)
         if box is not None:
             posted.keep_records(box, remember_group(box, info, identity=posted.identity), own.path)
-            if not self.groups and not self._posted:
+            if self._is_in_no_group:
                 own.set_rank(info.job_ranks[info.rank], info.size)
         self._posted.add(posted)
         answers.start(self._tell_notes)
@@ -154,9 +158,9 @@ class _Watching(Observer):
         Other groups have ranks of their own; their processes are known from the groups before. A process that was never
         met before has its rank in the group.
         """
-        if not self.groups:
+        if self._is_in_no_group:
             self._job_ranks.clear()
-        if info.global_ranks or not self.groups:
+        if info.global_ranks or self._is_in_no_group:
             self._job_ranks.update(zip(transport.identities, info.members, strict=False))
             self._job_ranks.pop(NOBODY, None)
         else:
@@ -178,7 +182,7 @@ class _Watching(Observer):
             self._posted.discard(transport)
         else:
             self.groups.remove(transport)
-        if not self.groups and not self._posted:
+        if self._is_in_no_group:
             answers.stop()
 
     def _keep_time_of(self, exception: BaseException | None) -> None:

@@ -133,7 +133,8 @@ def stop(exiting: bool = False) -> None:
     Where the process ends they have to end before the interpreter does, which would end them half-way, and with them
     the process: then they leave undone what they can't do in time.
     """
-    _crew.is_open = False
+    # Where news is expected there still is a group.
+    _crew.is_open = bool(_expected) and not exiting
     if not _threads():
         return
     _native.close_completions(True)
@@ -142,7 +143,7 @@ def stop(exiting: bool = False) -> None:
         _join()
     _native.close_completions(False)
     # Somebody may have wanted to hear of a call while nobody listened.
-    if _kept and not exiting:
+    if (_kept or _expected) and not exiting:
         try:
             _ensure_idle()
         except RuntimeError as error:

@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from phalanx import _native
 from phalanx.errors import GroupError
 from phalanx.log import logger
 from phalanx.types import GroupInfo
 
-__all__ = ["Limit", "check_handles", "find", "find_in_text", "is_limit", "named", "of_threads", "warn"]
+__all__ = ["Limit", "check_handles", "check_size", "find", "find_in_text", "is_limit", "named", "of_threads", "warn"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 # What a thread's stack takes where no limit says so.
@@ -106,6 +107,17 @@ def of_threads() -> Limit:
         return limit
     most = _read(Path("/proc/sys/kernel/threads-max"))
     return Limit(f"no limit of this process is set; kernel.threads-max is {most or 'unknown'}", _ASK)
+
+
+def check_size(info: GroupInfo) -> None:
+    """Raises where a group has more ranks than the native core knows."""
+    if info.size > _native.MAX_RANKS:
+        raise GroupError(
+            f"expected at most {_native.MAX_RANKS} ranks, got {info.size}",
+            group=info.name,
+            rank=info.rank,
+            hint="divide the ranks into smaller groups",
+        )
 
 
 def check_handles() -> None:

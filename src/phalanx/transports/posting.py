@@ -7,10 +7,12 @@ tells when the call has ended: reports and black boxes say which calls have.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Sequence
+from types import MethodType
 
 from phalanx import _native
-from phalanx.errors import PhalanxError
+from phalanx.errors import Aborted, PhalanxError
 
 # `places` tells the core which code is the program's own.
 from phalanx.transports import failures, keeper, levels, limits, places, rendezvous  # noqa: F401
@@ -59,7 +61,10 @@ class PostedCalls:
     def __init__(self, met: Met, on_failure: Callable[[], None], engine: str = "") -> None:
         self.info = met.info
         self.identities: Sequence[Identity] = met.identities
-        self._token = keeper.expect(on_failure)
+        keeper.begin()
+        self._token = keeper.expect(_without_keeping(on_failure))
+        # A group that no code refers to any more is left, and no news of it is expected.
+        weakref.finalize(self, keeper.forget, self._token).atexit = False
         number = _native.ENGINES.index(engine) if engine in _native.ENGINES[1:] else _OTHER_ENGINE
         try:
             self._agreement = _native.Agreement(met.segment, met.info.rank, met.identities, self._token, number)
@@ -78,6 +83,8 @@ class PostedCalls:
 
         `result` is a hash of what the call before gave, where results are compared.
         """
+        if self._agreement.forked or self._agreement.has_left:
+            raise self._unusable(call.op)
         return self._agreement.post(call, result)
 
     def end(self, call: _native.Description, seq: int, *, well: bool = True) -> None:
@@ -89,8 +96,24 @@ class PostedCalls:
         return self._agreement.failure() is not None
 
     def explain(self, op: str, seq: int) -> PhalanxError:
-        """The error of a call that can't end because the group has failed."""
+        """The error of a call that can't end, because the group has failed or can't be used here."""
+        if not self.has_failed:
+            return self._unusable(op)
         return failures.explain(self, self.info, op, _native.FAILED, seq=seq)
+
+    def _unusable(self, op: str) -> PhalanxError:
+        """The error of a call in a forked child, after this rank has left, or that the engine ended by itself."""
+        if self._agreement.forked:
+            return failures.explain(None, self.info, op, _native.FORKED)
+        if self._agreement.has_left:
+            return failures.explain(None, self.info, op, _native.LEFT)
+        return Aborted(
+            "the engine ended the call, and the ranks agree about their calls so far",
+            group=self.info.name,
+            rank=self.info.rank,
+            op=op,
+            hint="look at the engine's own error",
+        )
 
     # For the end of the process.
 
@@ -146,3 +169,17 @@ class PostedCalls:
 
     def refusals(self, rank: int, /) -> Sequence[str]:
         return ()
+
+
+def _without_keeping(on_failure: Callable[[], None]) -> Callable[[], None]:
+    """Calls a method only as long as its object lives: the object may own the group whose failure it hears of."""
+    if not isinstance(on_failure, MethodType):
+        return on_failure
+    reference = weakref.WeakMethod(on_failure)
+
+    def call_if_alive() -> None:
+        method = reference()
+        if method is not None:
+            method()
+
+    return call_if_alive

@@ -88,13 +88,7 @@ def join(
     the group's name. `known` is what the caller knows of the other ranks. With `only_posts` the segment has no room for
     the bytes of calls.
     """
-    if info.size > _native.MAX_RANKS:
-        raise GroupError(
-            f"expected at most {_native.MAX_RANKS} ranks, got {info.size}",
-            group=info.name,
-            rank=info.rank,
-            hint="divide the ranks into smaller groups",
-        )
+    limits.check_size(info)
     meeting = _Meeting(store, info, timeout, scope, known or Known())
     try:
         with limits.named(info, "the making of the group"):

@@ -102,7 +102,8 @@ def _first_known(
 ) -> tuple[int, Mapping[int, _native.MadeCall]]:
     """The first call in question of which it is known that ranks differ, and who made which; else the last one."""
     calls = seen
-    for seq in range(failure.agreed + 1, failure.seq + 1):
+    known_seqs = {seq for known in recorded.values() for seq in known if failure.agreed < seq < failure.seq}
+    for seq in (*sorted(known_seqs), failure.seq):
         calls = {rank: known[seq] for rank, known in recorded.items() if seq in known}
         if seq == failure.seq:
             calls = {**seen, **calls}

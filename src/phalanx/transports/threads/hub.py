@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from phalanx import _native
 from phalanx.log import logger
-from phalanx.transports import levels
+from phalanx.transports import levels, limits
 from phalanx.transports.base import Scheduler
 from phalanx.transports.refusals import Refusal
 from phalanx.transports.reports import describe_shapes
@@ -35,13 +35,15 @@ class Hub:
         self, info: GroupInfo, scheduler: Scheduler, deliver: Deliver, owners: dict[int, int] | None = None
     ) -> None:
         """`owners` are the ranks of a group about which they have agreed already, as ranks of the run."""
+        limits.check_size(info)
         self.info = info
         self.identity = str(next(_identities))
         self.size = info.size
         self.scheduler = scheduler
         self.lock = threading.RLock()
         self.meeting = Meeting(info, owners)
-        self.agreement = Agreement(info.size, max(levels.asked_level(), levels.ON), scheduler)
+        with limits.named(info, "the making of the group"):
+            self.agreement = Agreement(info.size, max(levels.asked_level(), levels.ON), scheduler)
         self.calls = Calls(info.size)
         self.messages = Messages(deliver)
         self.refused = RefusedCalls(info, self.agreement)
