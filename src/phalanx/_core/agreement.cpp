@@ -67,8 +67,8 @@ void Agreement::set_completed(std::uint64_t seq) noexcept {
   // Calls may end in another order than they were posted in, and in several threads.
   std::atomic<std::uint64_t>& completed = member_->segment->answer(member_->seat()).completed;
   std::uint64_t known = completed.load(std::memory_order_relaxed);
-  while (known < seq && !completed.compare_exchange_weak(known, seq, std::memory_order_release,
-                                                         std::memory_order_relaxed)) {
+  while (known < seq &&
+         !completed.compare_exchange_weak(known, seq, std::memory_order_release, std::memory_order_relaxed)) {
   }
 }
 

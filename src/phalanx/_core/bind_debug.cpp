@@ -111,7 +111,9 @@ void bind_debug(nb::module_& module, nb::class_<GroupEnd>& group) {
             return self.segment().answer(self.segment().seat_of(rank)).box.read();
           },
           "rank"_a)
-      .def_prop_ro("level", [](GroupEnd& self) { return self.forked() ? 0 : static_cast<int>(self.segment().header().tuning.check); })
+      .def_prop_ro(
+          "level",
+          [](GroupEnd& self) { return self.forked() ? 0 : static_cast<int>(self.segment().header().tuning.check); })
       .def_rw("token", &GroupEnd::token);
 
   module.def("look_for_deaths", [] {

@@ -169,7 +169,9 @@ NB_MODULE(_core_ext, m) {
           "path"_a, "nonce"_a, "size"_a)
       .def_static(
           "create_private",
-          [](int size, const Tuning& tuning) { return mapped(Segment::create_private(to_seating(size, std::nullopt), tuning)); },
+          [](int size, const Tuning& tuning) {
+            return mapped(Segment::create_private(to_seating(size, std::nullopt), tuning));
+          },
           "size"_a, "tuning"_a, "Of this process alone, for ranks that are threads.")
       .def_prop_ro("fd", [](const MappedSegment& self) { return self.segment->fd(); })
       .def_prop_ro("tuning", [](const MappedSegment& self) { return self.segment->header().tuning; })
