@@ -20,6 +20,7 @@ _LONGEST = [
     "contract/test_contract.py threads",
     "integration/test_docs.py",
     "testing/test_plugin.py",
+    "unit/test_agreement.py",
     "testing/test_helpers.py",
     "contract/test_messages.py threads",
     "testing/test_processes.py",

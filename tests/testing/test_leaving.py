@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,3 +140,23 @@ def callbacks_of_a_rank_that_leaves(rank: int, world: pt.World, processes: bool)
 def test_callbacks_of_calls_that_leaving_completes(processes: bool) -> None:
     function = partial(callbacks_of_a_rank_that_leaves, processes=processes)
     assert pt.run(function, 2, processes=processes) == [[3.0], [3.0]]
+
+
+def _mapped_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def test_groups_that_all_ranks_have_left_keep_no_native_memory() -> None:
+    def main(rank: int, world: pt.World) -> int:
+        sizes = []
+        for _ in range(60):
+            group = dist.new_group()
+            dist.barrier(group)
+            dist.destroy_process_group(group)
+            del group
+            sizes.append(_mapped_bytes())
+        world.barrier()
+        return sizes[-1] - sizes[19]
+
+    # A group of 8 ranks maps 2.5 MiB.
+    assert max(pt.run(main, 8)) < 40 << 20

@@ -8,6 +8,7 @@ left. The scheduler has the clock, so the hub says when a report waits no longer
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from phalanx import _native
 from phalanx.transports import levels
@@ -39,8 +40,9 @@ class Agreement:
         # The first failure of the group, and what was known of each rank then, once it is asked for.
         self.failure: _native.Failure | None = None
         self._testimonies: list[_native.Testimony] | None = None
-        # Whether some rank makes no further call.
+        # Whether some rank makes no further call, and how many have left.
         self.is_anybody_gone = False
+        self._num_left = 0
 
     # Collectives.
 
@@ -110,11 +112,21 @@ class Agreement:
 
     def leave(self, rank: int, leaving: int) -> None:
         self._ranks[rank].leave(leaving)
-        self.is_anybody_gone = True
+        self._count_left()
 
     def die(self, rank: int, status: int) -> None:
         self._ranks[rank].die(status)
+        self._count_left()
+
+    def _count_left(self) -> None:
+        """With the last rank the native memory goes. Programs may keep the groups that they have left."""
         self.is_anybody_gone = True
+        self._num_left += 1
+        if self._num_left == len(self._ranks):
+            words = [self.last_words(rank) for rank in range(len(self._ranks))]
+            testimonies = [] if self.failure is None else self.testimonies()
+            self._finder = None
+            self._ranks = [cast(_native.LocalAgreement, _AllLeft(words, testimonies))] * len(words)
 
     def give_up(self, rank: int) -> None:
         """The rank was told that the group is broken."""
@@ -151,3 +163,32 @@ class Agreement:
     def refusals(self, rank: int) -> list[str]:
         """The open notes of a rank."""
         return self._ranks[rank].refusals(rank)
+
+
+class _AllLeft:
+    """What a group still answers that all ranks have left, in place of the native agreement of any of them."""
+
+    def __init__(self, words: list[str], testimonies: list[_native.Testimony]) -> None:
+        self._words = words
+        self._testimonies = testimonies
+
+    def has_left(self, rank: int) -> bool:
+        return True
+
+    def is_gone(self, rank: int) -> bool:
+        return True
+
+    def give_up(self) -> None:
+        """No rank waits for another one any more."""
+
+    def say_last_words(self, text: str) -> None:
+        """No rank would hear them."""
+
+    def last_words(self, rank: int) -> str:
+        return self._words[rank]
+
+    def refusals(self, rank: int) -> list[str]:
+        return []
+
+    def testimonies(self) -> list[_native.Testimony]:
+        return self._testimonies
