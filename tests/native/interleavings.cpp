@@ -10,6 +10,8 @@
 // buffer of a CPU, and become visible at any later time, in their order.
 //
 // With a fault the same search has to find what it breaks; it then prints the steps that lead there.
+//
+// One file, although it is long: a model is read as a whole, the state beside the steps that change it.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

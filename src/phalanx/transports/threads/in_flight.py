@@ -13,7 +13,7 @@ from phalanx.transports.base import Scheduler
 from phalanx.transports.signatures import dtype_code, unlisted_dtype
 from phalanx.types import Blocks, Call, GroupInfo
 
-__all__ = ["Awaited", "CallInFlight", "InFlight", "Joining", "MessageInFlight"]
+__all__ = ["Awaited", "CallInFlight", "InFlight", "Joining", "MessageInFlight", "bytes_of"]
 
 _ANY_SOURCE = _native.ANY_SOURCE
 
@@ -145,7 +145,7 @@ class CallInFlight(InFlight):
 
     def __init__(self, hub: Shared, owner: int, rank: int, call: Call) -> None:
         where, flags = _native.origin()
-        num_bytes = max(_bytes_of(call.inputs), _bytes_of(call.outputs))
+        num_bytes = max(bytes_of(call.inputs), bytes_of(call.outputs))
         super().__init__(hub, owner, rank, call.description.with_flags(flags), where, num_bytes)
         # None once it has ended.
         self.call: Call | None = call
@@ -218,5 +218,5 @@ class MessageInFlight(InFlight):
             self.recording.end(well=finished, last_arriver=_native.NO_RANK, source=source)
 
 
-def _bytes_of(blocks: Blocks | None) -> int:
+def bytes_of(blocks: Blocks | None) -> int:
     return 0 if blocks is None else sum(tensor.nbytes for tensor in blocks.tensors)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from phalanx import _native
 from phalanx.transports.recording import remember_group
-from phalanx.transports.threads.in_flight import CallInFlight, InFlight, MessageInFlight
-from phalanx.types import Blocks, GroupInfo
+from phalanx.transports.threads.in_flight import CallInFlight, InFlight, MessageInFlight, bytes_of
+from phalanx.types import GroupInfo
 
 __all__ = ["Recorder"]
 
@@ -24,7 +24,7 @@ class Recorder:
     def record_call(self, call: CallInFlight, timeout: float) -> None:
         """Of a call that has its seq and has not been handed over."""
         assert call.call is not None
-        self._record(call, timeout, _bytes_of(call.call.inputs), _bytes_of(call.call.outputs))
+        self._record(call, timeout, bytes_of(call.call.inputs), bytes_of(call.call.outputs))
 
     def record_message(self, message: MessageInFlight, timeout: float) -> None:
         """Of a message that has its number and has not been handed over."""
@@ -58,7 +58,3 @@ class _Record:
         if source != _native.NO_RANK:
             self._box.came_from(self._number, source)
         self._box.end(self._number, well, last_arriver)
-
-
-def _bytes_of(blocks: Blocks | None) -> int:
-    return 0 if blocks is None else sum(tensor.nbytes for tensor in blocks.tensors)
