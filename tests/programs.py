@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import multiprocessing
 import os
 import runpy
 import shutil
@@ -25,6 +26,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ __all__ = ["run", "run_pytest"]
 # Whose functions have no types.
 torch_multiprocessing: Any = torch.multiprocessing
 _HERE = Path(__file__).parent
+_LONGEST_START = 60.0
 
 
 def run(
@@ -169,7 +172,11 @@ def _pytest(words: list[str]) -> None:
 
 
 def _torchrun(words: list[str]) -> None:
-    """The launcher itself, with its agent and rendezvous; the ranks are forked from it and not executed."""
+    """The launcher itself, with its agent and rendezvous; the ranks are forked from it and not executed.
+
+    Ranks begin when all of them are forked. A rank that connects to the launcher's store makes a thread of the launcher
+    look up its name, under a lock of the C library: a rank that is forked at that moment would never get the lock.
+    """
     from torch.distributed import run as torchrun
     from torch.distributed.launcher.api import elastic_launch
 
@@ -179,11 +186,13 @@ def _torchrun(words: list[str]) -> None:
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", os.urandom(8).hex()
     config, _, _ = torchrun.config_from_args(args)
     config.start_method = "fork"
-    elastic_launch(config, _be_rank)([args.training_script, *args.training_script_args])
+    all_forked = multiprocessing.get_context("fork").Barrier(config.nproc_per_node)
+    elastic_launch(config, _be_rank)(all_forked, [args.training_script, *args.training_script_args])
 
 
-def _be_rank(words: list[str]) -> None:
+def _be_rank(all_forked: Barrier, words: list[str]) -> None:
     """Returns where the program ends well: the launcher waits for that."""
+    all_forked.wait(_LONGEST_START)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code: object = 0
