@@ -6,6 +6,7 @@ Layout, from the top down; imports go downwards only (tests/unit/test_layers.py 
     reporters/     reports for people, made of records
     testing/       worlds of threads, for tests of distributed programs
     debug/         what outlives a job: black boxes, their folders, what they tell
+    guards/        checks around groups of other backends
     functional     differentiable forms of the collectives
     group/         the group itself, its Work, the adapter to torch.distributed
     collectives/   what each op means: arguments, signature, reference semantics
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from phalanx.group.making import new_group
     from phalanx.group.process_group import ProcessGroup
     from phalanx.group.scope import current_process_group, process_group
+    from phalanx.guards.guarding import guard
     from phalanx.statistics import OpStatistics
 
 __version__ = "0.2.0"
@@ -60,6 +62,7 @@ __all__ = [
     "current_process_group",
     "dump",
     "functional",
+    "guard",
     "new_group",
     "process_group",
 ]
@@ -71,10 +74,11 @@ _MODULES = {
     "ProcessGroup": "phalanx.group.process_group",
     "current_process_group": "phalanx.group.scope",
     "dump": "phalanx.debug.dumping",
+    "guard": "phalanx.guards.guarding",
     "new_group": "phalanx.group.making",
     "process_group": "phalanx.group.scope",
 }
-_MAKES_GROUPS = ("ProcessGroup", "new_group")
+_MAKES_GROUPS = ("ProcessGroup", "guard", "new_group")
 
 
 def __getattr__(name: str) -> Any:

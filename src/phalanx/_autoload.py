@@ -7,6 +7,7 @@ goes wrong is logged, and the error comes when the backend is asked for.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from typing import Any
@@ -14,11 +15,22 @@ from typing import Any
 # The versions of torch that the suite runs on: from the first up to, and without, the second.
 TORCH_VERSIONS = ((2, 13), (2, 16))
 
+# Whether every group is guarded (guards/settings.py): without it nothing of guards is loaded.
+_GUARD = "PHALANX_GUARD"
 _logger = logging.getLogger("phalanx")
 
 
 def register() -> None:
-    """Makes `init_process_group("phalanx")` work. Calling it again changes nothing."""
+    """Makes `init_process_group("phalanx")` work. Calling it again changes nothing.
+
+    Raises ValueError for an unknown word in PHALANX_GUARD: a program that asks for checks must not run without them.
+    """
+    _register()
+    if os.environ.get(_GUARD) and "torch" in sys.modules:
+        _guard_if_asked()
+
+
+def _register() -> None:
     try:
         import torch
         import torch.distributed as dist
@@ -39,6 +51,25 @@ def register() -> None:
     except Exception:
         if "torch" in sys.modules:
             _logger.warning('the backend "phalanx" could not be registered', exc_info=True)
+
+
+def _guard_if_asked() -> None:
+    import torch.distributed as dist
+
+    from phalanx.guards import settings
+
+    if not settings.is_asked() or not dist.is_available():
+        return
+    from phalanx.group.torch_compat import registering
+
+    def prepare() -> None:
+        from phalanx.debug.observing import install
+        from phalanx.guards.guarding import guard_all
+
+        install()
+        guard_all()
+
+    registering.before_first_group(prepare)
 
 
 def _check_version(version: str) -> None:

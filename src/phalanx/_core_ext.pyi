@@ -94,11 +94,14 @@ class Description:
         peer: int = ...,
         tag: int = ...,
         flags: int = ...,
+        device: int = ...,
     ) -> None: ...
     @property
     def op(self) -> str: ...
     @property
     def reduce_op(self) -> int: ...
+    @property
+    def device(self) -> int: ...
     @property
     def dtype(self) -> int: ...
     @property
@@ -121,6 +124,9 @@ class Description:
     def factor(self) -> float: ...
     def with_flags(self, flags: int) -> Description:
         """The same call, come another way."""
+
+    def with_peer(self, peer: int) -> Description:
+        """The same message, with this peer."""
 
     def agrees_with(self, other: Description) -> bool:
         """Whether the two are the same call, whatever the shape is."""
@@ -553,6 +559,35 @@ class Agreement:
         Compares with each rank that has posted the same call. Whether this rank has found a difference.
         """
 
+    @property
+    def is_broken(self) -> bool:
+        """
+        Whether ranks are known to disagree, or the group has failed otherwise.
+        """
+
+    def wait_for_failure(self, seconds: float) -> bool:
+        """
+        Of a broken group: waits until the failure is known. Returns whether it is.
+        """
+
+    def posted(self, rank: int) -> int:
+        """The number of the last collective that a rank has posted."""
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether a rank has left, or its process is gone."""
+
+    def has_left_well(self, rank: int) -> bool:
+        """Whether a rank has left in order."""
+
+    def fail_by_end(self, peer: int, call: Description, seq: int) -> None:
+        """This rank waits in a call for a rank that is gone."""
+
+    def fail_by_timeout(self, missing: Sequence[int], call: Description, seq: int) -> None:
+        """This rank gives up waiting in a call for these ranks."""
+
+    def abort(self, reason: str) -> None: ...
+    def ask(self, rank: int) -> None: ...
+    def answer_of(self, rank: int, seconds: float) -> str | None: ...
     def failure(self) -> Failure | None: ...
     def testimonies(self) -> list[Testimony]: ...
     def take_note(self) -> ShapeNote | None: ...
@@ -1038,3 +1073,12 @@ def set_hooks(
     explain: object,
 ) -> None:
     """Python's side of the front. To be called once, before the first call."""
+
+class MethodReader:
+    """Describes the calls of one method of a group, without making them."""
+
+    def __init__(self, name: str, rank: int, size: int) -> None: ...
+    def __call__(self, *args: object, **kwargs: object) -> Description | Problem | None:
+        """
+        None where Python has to read the call; a problem where the arguments are wrong.
+        """

@@ -20,7 +20,7 @@ LAYERS = [
     {"transports"},
     {"collectives"},
     {"group"},
-    {"functional"},
+    {"functional", "guards"},
     {"debug"},
     {"testing"},
     {"pytest_plugin"},
@@ -61,7 +61,7 @@ def test_every_module_has_a_layer() -> None:
     assert modules - {"_core", "py"} <= set().union(*LAYERS), "say in LAYERS where the new module belongs"
 
 
-PACKAGES = ["collectives", "debug", "group", "reporters", "testing", "transports", "transports/threads"]
+PACKAGES = ["collectives", "debug", "group", "guards", "reporters", "testing", "transports", "transports/threads"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

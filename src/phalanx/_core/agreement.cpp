@@ -176,6 +176,14 @@ std::uint64_t Agreement::find_fitting(int rank, Op op, int peer, const PostEntry
   return found ? found->seq : 0;
 }
 
+std::string Agreement::place_of(const Description& call, std::uint64_t seq) const {
+  const int own = member_->rank();
+  const auto entry = is_message(call.op)
+                         ? find_message(own, call.op, call.peer, [&](const auto& other) { return other.seq == seq; })
+                         : find_collective(own, seq);
+  return entry ? member_->lines.location_text(own, entry->location) : std::string();
+}
+
 MadeCall Agreement::made_call(int rank, const std::optional<PostEntry::Content>& call) const {
   if (!call) return {};
   MadeCall made{call->seq, call->result, call->call, {}};

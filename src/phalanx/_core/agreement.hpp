@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "member.hpp"
@@ -59,6 +60,10 @@ class Agreement : public Tendable {
 
   // The last collective that this rank has posted.
   std::uint64_t seq() const noexcept { return calls_.seq(); }
+  // Where in the program this rank has made a call; empty where that is not known any more.
+  std::string place_of(const Description& call, std::uint64_t seq) const;
+  // The last collective that a rank has posted.
+  std::uint64_t posted(int rank) const noexcept { return posts_.posted(rank); }
   const Member& member() const noexcept { return *member_; }
 
   Tended tend(bool urgent, Sleep& sleep) override;

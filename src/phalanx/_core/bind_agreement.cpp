@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
@@ -21,6 +22,7 @@
 #include "completions.hpp"
 #include "exit_status.hpp"
 #include "gil.hpp"
+#include "listener.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -101,6 +103,7 @@ class JoinedAgreement {
         identity_(member_->identity()) {
     progress().add(agreement_);
     progress().wake(false);
+    listener().add(member_->segment, member_->seat());
   }
   ~JoinedAgreement() { leave(false); }
   JoinedAgreement(const JoinedAgreement&) = delete;
@@ -117,6 +120,71 @@ class JoinedAgreement {
         is_message(call.op) ? agreement_->post_message(call, location) : agreement_->post(call, location, result);
     records_.number(entry, call, seq);
     return seq;
+  }
+  // Whether the ranks are known to disagree, or the group has failed otherwise.
+  bool is_broken() const noexcept { return !forked() && (agreement_->has_found() || member_->lines.failed()); }
+  // Once it is broken: waits until the failure is known. False: it takes longer than this.
+  bool wait_for_failure(double seconds) {
+    const WithoutGil without;
+    const auto until = Clock::now() + std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
+    while (!forked() && !member_->lines.failed() && Clock::now() < until) {
+      agreement_->advance(Clock::now());
+      member_->lines.nap(std::min(until, Clock::now() + Reporting::kBetweenLooks));
+    }
+    return !forked() && member_->lines.failed();
+  }
+  // The number of the last collective that a rank has posted.
+  std::uint64_t posted(int rank) const {
+    check_rank(rank, "no such rank");
+    return forked() ? 0 : agreement_->posted(rank);
+  }
+  // A rank that posts no further call: it has left, or its process is gone.
+  bool is_gone(int rank) const {
+    check_rank(rank, "no such rank");
+    return !forked() && member_->lines.gone(rank, GaveUp::calls, true);
+  }
+  // A rank that has left in order.
+  bool has_left_well(int rank) const {
+    check_rank(rank, "no such rank");
+    return !forked() && member_->lines.leaving(rank) != Leaving::no;
+  }
+  // This rank waits in a call for a rank that is gone.
+  void fail_by_end(int peer, const Description& call, std::uint64_t seq) {
+    check_rank(peer, "no such rank");
+    if (forked()) return;
+    const WithoutGil without;
+    Failure failure = member_->end_of(peer, {call, seq, nullptr});
+    copy_text(failure.where, agreement_->place_of(call, seq));
+    agreement_->fail(failure, Clock::now());
+    progress().wake(true);
+  }
+  // This rank gives up waiting in a call for these ranks.
+  void fail_by_timeout(const std::vector<int>& missing, const Description& call, std::uint64_t seq) {
+    for (const int rank : missing) check_rank(rank, "no such rank");
+    if (forked()) return;
+    const WithoutGil without;
+    Failure failure = member_->timeout_of({call, seq, nullptr}, missing);
+    copy_text(failure.where, agreement_->place_of(call, seq));
+    agreement_->fail(failure, Clock::now());
+    progress().wake(true);
+  }
+  void abort(const std::string& reason) {
+    if (forked() || member_->has_left()) return;
+    const WithoutGil without;
+    member_->abort(agreement_->seq(), reason);
+    progress().wake(true);
+  }
+  // Asks a rank where it is.
+  void ask_rank(int rank) {
+    check_rank(rank, "no such rank");
+    if (!forked()) ask(*member_->segment, member_->segment->seat_of(rank));
+  }
+  std::optional<std::string> answer_of_rank(int rank, double seconds) {
+    check_rank(rank, "no such rank");
+    if (forked()) return std::nullopt;
+    const WithoutGil without;
+    return answer_of(*member_->segment, member_->segment->seat_of(rank),
+                     std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
   }
   void end(const Description& call, std::uint64_t seq, bool well) {
     if (forked()) return;
@@ -157,6 +225,7 @@ class JoinedAgreement {
   void leave(bool exiting) {
     if (forked() || member_->left.exchange(true)) return;
     const WithoutGil without;
+    listener().remove(*member_->segment, member_->seat());
     progress().remove(agreement_);
     agreement_->compare();
     agreement_->report_until(Clock::now() + kWaitForReport);
@@ -206,6 +275,20 @@ void bind_agreement(nb::module_& module) {
       .def("end", &JoinedAgreement::end, "call"_a, "seq"_a, "well"_a, "For reports and records: the call has ended.")
       .def("compare", &JoinedAgreement::compare,
            "Compares with each rank that has posted the same call. Whether this rank has found a difference.")
+      .def_prop_ro("is_broken", &JoinedAgreement::is_broken,
+                   "Whether ranks are known to disagree, or the group has failed otherwise.")
+      .def("wait_for_failure", &JoinedAgreement::wait_for_failure, "seconds"_a,
+           "Of a broken group: waits until the failure is known. Returns whether it is.")
+      .def("posted", &JoinedAgreement::posted, "rank"_a, "The number of the last collective that a rank has posted.")
+      .def("is_gone", &JoinedAgreement::is_gone, "rank"_a, "Whether a rank has left, or its process is gone.")
+      .def("has_left_well", &JoinedAgreement::has_left_well, "rank"_a, "Whether a rank has left in order.")
+      .def("fail_by_end", &JoinedAgreement::fail_by_end, "peer"_a, "call"_a, "seq"_a,
+           "This rank waits in a call for a rank that is gone.")
+      .def("fail_by_timeout", &JoinedAgreement::fail_by_timeout, "missing"_a, "call"_a, "seq"_a,
+           "This rank gives up waiting in a call for these ranks.")
+      .def("abort", &JoinedAgreement::abort, "reason"_a)
+      .def("ask", &JoinedAgreement::ask_rank, "rank"_a)
+      .def("answer_of", &JoinedAgreement::answer_of_rank, "rank"_a, "seconds"_a)
       .def("failure", &JoinedAgreement::failure)
       .def("testimonies", &JoinedAgreement::testimonies)
       .def("take_note", &JoinedAgreement::take_note)

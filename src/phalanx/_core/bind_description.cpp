@@ -83,7 +83,8 @@ void bind_call(nb::module_& module) {
       .def(
           "__init__",
           [](Description* self, std::string_view op, int reduce_op, int dtype, std::uint32_t unlisted_dtype, int root,
-             std::int64_t count, std::uint32_t layout, nb::handle sizes, int peer, std::uint32_t tag, int flags) {
+             std::int64_t count, std::uint32_t layout, nb::handle sizes, int peer, std::uint32_t tag, int flags,
+             int device) {
             if (dtype < 0 || dtype > static_cast<int>(DType::other)) throw std::invalid_argument("unknown dtype");
             Description call;
             call.op = op_named(op);
@@ -97,13 +98,15 @@ void bind_call(nb::module_& module) {
             call.peer = peer;
             call.tag = tag;
             call.flags = static_cast<std::uint8_t>(flags);
+            call.device = static_cast<Device>(device);
             new (self) Description(call);
           },
           "op"_a, nb::kw_only(), "reduce_op"_a = static_cast<int>(kNoReduceOp), "dtype"_a = 0, "unlisted_dtype"_a = 0,
           "root"_a = kNoRank, "count"_a = 0, "layout"_a = 0, "sizes"_a = nb::tuple(), "peer"_a = kNoRank, "tag"_a = 0,
-          "flags"_a = 0)
+          "flags"_a = 0, "device"_a = 0)
       .def_prop_ro("op", [](const Description& self) { return traits_of(self.op).name; })
       .def_prop_ro("reduce_op", [](const Description& self) { return static_cast<int>(self.reduce_op); })
+      .def_prop_ro("device", [](const Description& self) { return static_cast<int>(self.device); })
       .def_prop_ro("dtype", [](const Description& self) { return static_cast<int>(self.dtype); })
       .def_ro("unlisted_dtype", &Description::unlisted_dtype)
       .def_ro("root", &Description::root)
@@ -122,6 +125,14 @@ void bind_call(nb::module_& module) {
             return call;
           },
           "flags"_a, "The same call, come another way.")
+      .def(
+          "with_peer",
+          [](const Description& self, int peer) {
+            Description call = self;
+            call.peer = peer;
+            return call;
+          },
+          "peer"_a, "The same message, with this peer.")
       .def("agrees_with", &agrees, "other"_a, "Whether the two are the same call, whatever the shape is.")
       .def(
           "fits",

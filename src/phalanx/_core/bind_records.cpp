@@ -24,7 +24,6 @@ BoxCall record_of(const GroupEnd& group, const Description& call, double timeout
 const Location* note_origin(GroupEnd& group, Description& call, bool is_async) {
   const Origin origin = origin_of_call();
   call.engine = Engine::shm;
-  if (call.dtype != DType::none) call.device = Device::cpu;
   call.flags = origin.flags | (is_async ? kAsync : 0);
   group.publish_location(origin.location);
   return origin.location;

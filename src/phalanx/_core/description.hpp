@@ -84,11 +84,12 @@ inline constexpr std::array kDescriptionFields{
 };
 static_assert(covers(kDescriptionFields, sizeof(Description)));
 
-// Whether two ranks make the same call, whatever the shapes of their tensors are.
+// Whether two ranks make the same call, whatever the shapes of their tensors are. Where only Phalanx moves bytes, all
+// tensors are on the CPU.
 constexpr bool agrees(const Description& one, const Description& other) noexcept {
   return one.op == other.op && one.reduce_op == other.reduce_op && one.dtype == other.dtype &&
          one.unlisted_dtype == other.unlisted_dtype && one.root == other.root && one.count == other.count &&
-         one.layout == other.layout;
+         one.layout == other.layout && one.device == other.device;
 }
 
 // What a message carries.

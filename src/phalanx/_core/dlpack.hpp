@@ -8,7 +8,8 @@ namespace phalanx::dlpack {
 
 inline constexpr char kCapsule[] = "dlpack_exchange_api";
 inline constexpr std::uint32_t kMajor = 1;
-inline constexpr std::int32_t kCpu = 1;
+// Types of devices.
+inline constexpr std::int32_t kCpu = 1, kCuda = 2, kCudaHost = 3, kRocm = 10, kOneApi = 14;
 
 // Codes of DataType.
 enum : std::uint8_t {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "front_calls.hpp"
+#include "front_describe.hpp"
 #include "front_method.hpp"
 #include "front_options.hpp"
 #include "front_quick.hpp"
@@ -215,6 +216,7 @@ void bind_front(nb::module_& module) {
   module.def("start_message", &message, "group"_a, "sends"_a, "tensor"_a, "peer"_a, "tag"_a, "timeout"_a,
              "Begins a message whose tensor lies in plain memory.");
   bind_front_method(module);
+  bind_front_describe(module);
 }
 
 }  // namespace phalanx

@@ -110,17 +110,22 @@ void Memory::fill(Request& request, const Arranged& arranged, int size) const {
   }
 }
 
-std::shared_ptr<MessageTicket> message_of(const TensorView& tensor, bool sends, int peer, std::uint32_t tag) {
-  auto ticket = std::make_shared<MessageTicket>();
-  Description& call = ticket->call;
+Description describe_message(const TensorView& tensor, bool sends, int peer, std::uint32_t tag) {
+  Description call;
   call.op = sends ? Op::send : Op::recv;
   call.peer = peer;
   call.tag = tag;
   call.dtype = tensor.dtype;
   call.unlisted_dtype = tensor.unlisted_dtype;
-  call.device = Device::cpu;
+  call.device = tensor.device;
   call.count = tensor.numel;
   call.shape = shape_of(tensor.shape, static_cast<std::size_t>(tensor.ndim), false, tensor.numel);
+  return call;
+}
+
+std::shared_ptr<MessageTicket> message_of(const TensorView& tensor, bool sends, int peer, std::uint32_t tag) {
+  auto ticket = std::make_shared<MessageTicket>();
+  ticket->call = describe_message(tensor, sends, peer, tag);
   ticket->data = tensor.piece();
   return ticket;
 }

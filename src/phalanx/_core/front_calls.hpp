@@ -43,6 +43,7 @@ class Memory {
   std::vector<Piece> written_;
 };
 
+Description describe_message(const TensorView& tensor, bool sends, int peer, std::uint32_t tag);
 // One side of a message, as the core takes it.
 std::shared_ptr<MessageTicket> message_of(const TensorView& tensor, bool sends, int peer, std::uint32_t tag);
 

@@ -76,7 +76,7 @@ std::string entry_of(const std::string& list, std::size_t index) { return list +
 
 TensorView read_one(TensorReader& reader, nb::handle tensor, const char* name, Py_ssize_t index, bool written) {
   const TensorView view = reader.read(tensor.ptr(), name, index);
-  if (written && !view.contiguous && nb::cast<bool>(look().overlaps_itself(tensor))) {
+  if (written && !view.contiguous && !reader.only_describes() && nb::cast<bool>(look().overlaps_itself(tensor))) {
     throw problem_of(ProblemKind::overlaps_self, argument_name(name, index), tensor);
   }
   return view;
@@ -126,7 +126,7 @@ void check_reduction(const TensorView& tensor, int reduce_op, double factor) {
 }
 
 void check_apart(const TensorReader& reader, const Views& tensors, const char* name, std::size_t per_rank) {
-  if (tensors.size() < 2 || are_apart(tensors)) return;
+  if (tensors.size() < 2 || reader.only_describes() || are_apart(tensors)) return;
   reader.need_python();
   nb::list objects;
   for (const TensorView& tensor : tensors) objects.append(nb::handle(tensor.object));

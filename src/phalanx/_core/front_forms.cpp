@@ -102,7 +102,7 @@ void Arranging::take_root() {
 }
 
 void Arranging::take_reduction(const TensorView& tensor) {
-  check_reduction(tensor, arguments_.reduce_op, arguments_.factor);
+  if (!reader_.only_describes()) check_reduction(tensor, arguments_.reduce_op, arguments_.factor);
   call().reduce_op = static_cast<std::int8_t>(arguments_.reduce_op);
   call().factor = arguments_.factor;
 }
@@ -117,7 +117,7 @@ void Arranging::describe(Op op, const TensorView& tensor, std::int64_t count) {
   call().op = op;
   call().dtype = tensor.dtype;
   call().unlisted_dtype = tensor.unlisted_dtype;
-  call().device = Device::cpu;
+  call().device = tensor.device;
   call().count = count;
 }
 

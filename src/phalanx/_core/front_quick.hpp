@@ -3,10 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
-#include <optional>
-#include <string_view>
-
 #include "front_calls.hpp"
+#include "front_spelled.hpp"
 
 namespace phalanx {
 
@@ -17,27 +15,6 @@ struct Front {
   double timeout = 0;       // of calls that have none of their own
   int copies = 0;           // calls in flight that write to copies of tensors
   bool coalescing = false;  // a coalescing manager collects the works of calls
-};
-
-// How torch passes the arguments of a method: tensors in lists, the options last.
-enum class Spelling : std::uint8_t {
-  options,              // (opts)
-  tensor,               // ([tensor], opts)
-  tensors,              // (tensors, opts)
-  output_input,         // (output, input, opts)
-  outputs_inputs,       // (outputs, inputs, opts)
-  outputs_tensor,       // ([outputs], [tensor], opts)
-  tensor_inputs,        // ([tensor], [inputs], opts)
-  output_input_splits,  // (output, input, output_splits, input_splits, opts)
-  send,                 // ([tensor], peer, tag)
-  recv,                 // ([tensor], peer, tag)
-  recv_any,             // ([tensor], tag)
-};
-
-struct Method {
-  std::string_view name;
-  Spelling spelling;
-  std::optional<Form> form;  // of a collective
 };
 
 // Python's side of the front. Set once; never destroyed.
@@ -53,11 +30,6 @@ struct Hooks {
 
 Hooks& hooks();
 
-// Thrown where the Python method has to carry out the call.
-struct NotPlain {};
-
-// nullptr where there is none of that name.
-const Method* find_method(std::string_view name);
 // Carries out a call of a method of the group `self`. `num` arguments come by position, then those of `keywords`.
 // Throws NotPlain, UnknownTensor or Problem where the call is not plain, and Python's exceptions.
 nanobind::object carry_out_plain(const Method& method, PyObject* self, PyObject* const* args, Py_ssize_t num,

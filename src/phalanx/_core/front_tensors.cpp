@@ -138,6 +138,21 @@ DType dtype_of(const dlpack::DataType& type, PyObject* tensor) {
   return found->dtype;
 }
 
+Device device_of(std::int32_t type) noexcept {
+  switch (type) {
+    case dlpack::kCpu:
+    case dlpack::kCudaHost:
+      return Device::cpu;
+    case dlpack::kCuda:
+    case dlpack::kRocm:
+      return Device::cuda;
+    case dlpack::kOneApi:
+      return Device::xpu;
+    default:
+      return Device::other;
+  }
+}
+
 std::int64_t numel_of(const std::int64_t* shape, std::int32_t ndim) {
   std::int64_t numel = 1;
   for (std::int32_t i = 0; i < ndim; ++i) numel *= shape[i];
@@ -171,7 +186,7 @@ std::string argument_name(const char* name, Py_ssize_t index) {
 TensorView TensorReader::read(PyObject* tensor, const char* name, Py_ssize_t index) {
   held_.push_back(nb::borrow(tensor));
   const TensorView found = read_quickly(tensor, name, index);
-  if (!found.contiguous) need_python();
+  if (!found.contiguous && !only_describes()) need_python();
   return found;
 }
 
@@ -191,9 +206,8 @@ TensorView TensorReader::read_quickly(PyObject* tensor, const char* name, Py_ssi
   const std::int64_t numel = numel_of(found.shape, found.ndim);
   // Tensors that only pretend to have memory have address 0.
   const bool has_memory = found.data != nullptr || numel == 0;
-  if (found.device_type != dlpack::kCpu || dtype == DType::none || !has_memory || found.byte_offset != 0) {
-    return read_closer(tensor, name, index);
-  }
+  const bool is_usable = found.device_type == dlpack::kCpu && has_memory && found.byte_offset == 0;
+  if (dtype == DType::none || !(is_usable || only_describes())) return read_closer(tensor, name, index);
   return {tensor,
           static_cast<std::byte*>(found.data),
           numel,
@@ -202,7 +216,8 @@ TensorView TensorReader::read_quickly(PyObject* tensor, const char* name, Py_ssi
           static_cast<std::uint32_t>(element_size(dtype)),
           found.ndim,
           found.shape,
-          is_contiguous(found.shape, found.strides, found.ndim, numel)};
+          is_contiguous(found.shape, found.strides, found.ndim, numel),
+          device_of(found.device_type)};
 }
 
 TensorView TensorReader::read_closer(PyObject* tensor, const char* name, Py_ssize_t index) {

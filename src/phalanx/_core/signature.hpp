@@ -21,7 +21,7 @@ constexpr std::uint64_t mix(std::uint64_t state, std::uint64_t value) noexcept {
 constexpr std::uint64_t chain_on(std::uint64_t chain, const Description& call) noexcept {
   const auto field = [](auto value) { return static_cast<std::uint64_t>(static_cast<std::int64_t>(value)); };
   chain = mix(chain, field(call.op) | (field(call.reduce_op) & 0xff) << 8 | field(call.dtype) << 16 |
-                         (field(call.root) & 0xffffffff) << 32);
+                         field(call.device) << 24 | (field(call.root) & 0xffffffff) << 32);
   chain = mix(chain, field(call.count));
   return mix(chain, field(call.layout) | field(call.unlisted_dtype) << 32);
 }

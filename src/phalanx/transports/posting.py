@@ -92,6 +92,38 @@ class PostedCalls:
         self._agreement.end(call, seq, well)
 
     @property
+    def is_broken(self) -> bool:
+        """Whether ranks are known to disagree, or the group has failed otherwise. The report may be on its way."""
+        return self._agreement.is_broken
+
+    def wait_for_failure(self, seconds: float) -> bool:
+        """Of a broken group: waits until the failure is known. Returns whether it is."""
+        return self._agreement.wait_for_failure(seconds)
+
+    def posted(self, rank: int) -> int:
+        """The number of the last collective that the rank has posted."""
+        return self._agreement.posted(rank)
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether the rank has left, or its process is gone."""
+        return self._agreement.is_gone(rank)
+
+    def has_left_well(self, rank: int) -> bool:
+        """Whether the rank has left in order: it has made the calls that it was to make."""
+        return self._agreement.has_left_well(rank)
+
+    def fail_by_end(self, peer: int, call: _native.Description, seq: int) -> None:
+        """This rank waits in a call for a rank that is gone."""
+        self._agreement.fail_by_end(peer, call, seq)
+
+    def fail_by_timeout(self, missing: Sequence[int], call: _native.Description, seq: int) -> None:
+        """This rank gives up waiting in a call for these ranks."""
+        self._agreement.fail_by_timeout(missing, call, seq)
+
+    def abort(self, reason: str) -> None:
+        self._agreement.abort(reason)
+
+    @property
     def has_failed(self) -> bool:
         return self._agreement.failure() is not None
 

@@ -18,7 +18,14 @@ from torch.utils._pytree import tree_leaves
 
 from phalanx.group.torch_compat.options import PREMUL_SUM
 
-__all__ = ["are_transforms_active", "boxed_reduce_op", "can_dispatch", "dispatch", "num_dispatch_modes"]
+__all__ = [
+    "are_transforms_active",
+    "boxed_reduce_op",
+    "can_dispatch",
+    "dispatch",
+    "fakes_tensors",
+    "num_dispatch_modes",
+]
 
 
 def can_dispatch() -> bool:
@@ -27,6 +34,11 @@ def can_dispatch() -> bool:
         return False
     # A mode of ours can't lie below torch's own tracing modes. Of those, the fake one carries out every call itself.
     return _is_active("FAKE") or not (_is_active("PROXY") or _is_active("FUNCTIONAL"))
+
+
+def fakes_tensors() -> bool:
+    """Whether calls of this thread are traced with tensors without memory: no backend is to make them."""
+    return _is_active("FAKE") or _is_active("PROXY")
 
 
 def _is_active(name: str) -> bool:

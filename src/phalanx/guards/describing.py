@@ -1,0 +1,92 @@
+"""Descriptions of calls whose bytes another backend moves. Nothing of a tensor is read but what it is.
+
+Calls in torch's own spellings are described natively. Python describes the rest as far as it can, and never refuses a
+call: what a backend takes is its own business.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from phalanx import _native
+from phalanx.group.torch_compat.options import reduce_op_of
+from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, NO_ROOT
+
+__all__ = ["METHODS", "describe_roughly"]
+
+# torch's methods for collectives and messages, by the names that the front has for them.
+METHODS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather_single",
+    "all_gather_single": "all_gather_single",
+    "allgather_coalesced": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "all_gather_single_coalesced": "all_gather_single_coalesced",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter_single",
+    "reduce_scatter_single": "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_single_coalesced",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "all_to_all_single": "all_to_all_single",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv_anysource",
+}
+_OPS = {op.name for op in _native.OPS}
+_DEVICES = {name: number for number, name in enumerate(_native.DEVICES) if name}
+_OTHER_DEVICE = 255
+_ANY_COUNT = -1
+
+
+def describe_roughly(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _native.Description:
+    """What can be told of a call that the native front does not read: sparse tensors, unusual spellings."""
+    op = _op_of(METHODS[method])
+    traits = _native.TRAITS[op]
+    options = next((one for one in (*args, *kwargs.values()) if hasattr(one, "asyncOp")), None)
+    tensor = next(_tensors((*args, *kwargs.values())), None)
+    if traits.is_message:
+        numbers = [one for one in (*args[1:], *kwargs.values()) if isinstance(one, int)]
+        peer, tag = (*numbers, 0)[:2] if METHODS[method] != "recv_anysource" else (-1, *numbers, 0)[:2]
+        count = _ANY_COUNT if tensor is None or tensor.layout is not torch.strided else tensor.numel()
+        return _native.Description(op, peer=peer, tag=tag, count=count, **_kind(tensor))
+    reduce_op = NO_REDUCE_OP
+    if traits.reduces:
+        asked = getattr(options, "reduceOp", None)
+        reduce_op = ReduceOp.SUM.value if asked is None else reduce_op_of(asked)[0]
+    root = getattr(options, "rootRank", NO_ROOT) if traits.rooted else NO_ROOT
+    return _native.Description(op, reduce_op=reduce_op, root=root, count=_ANY_COUNT, **_kind(tensor))
+
+
+def _op_of(name: str) -> str:
+    if name == "recv_anysource":
+        return "recv"
+    return next(op for op in sorted(_OPS, key=len, reverse=True) if name == op or name.startswith(f"{op}_"))
+
+
+def _kind(tensor: torch.Tensor | None) -> dict[str, int]:
+    if tensor is None:
+        return {}
+    return {
+        "dtype": DTYPE_CODES.get(tensor.dtype, 0),
+        "device": _DEVICES.get(tensor.device.type, _OTHER_DEVICE),
+    }
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)

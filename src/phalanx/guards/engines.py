@@ -1,0 +1,78 @@
+"""What each backend needs of a guard: above all, how its pending calls are ended when the ranks disagree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed import ProcessGroup
+
+from phalanx.group.torch_compat.standing_in import backends_of, devices_of
+from phalanx.guards.gloo_links import GlooLinks
+from phalanx.log import logger
+from phalanx.types import Store
+
+__all__ = ["Engine", "engine_of"]
+
+
+class Engine:
+    """A backend that carries out the calls of one group."""
+
+    # Whether it ends a message by its tag, so that messages may be received in another order than they were sent in.
+    matches_tags = True
+
+    def __init__(self, group: ProcessGroup, name: str) -> None:
+        self._group = group
+        self.name = name
+
+    def interrupt(self) -> str:
+        """Ends the calls that are under way on this rank. Returns why that did not work; empty: it did."""
+        problems = [self._abort(backend) for backend in backends_of(self._group)]
+        return next((problem for problem in problems if problem), "")
+
+    def _abort(self, backend: Any) -> str:
+        abort = getattr(backend, "abort", None)
+        if abort is None:
+            return f"the backend {self.name} has no abort()"
+        try:
+            abort()
+        except Exception as error:
+            return f"abort() of the backend {self.name} raised: {error}"
+        return ""
+
+
+class _Nccl(Engine):
+    """NCCL and its relatives: `abort()` ends the kernels that wait. Messages match by their order."""
+
+    matches_tags = False
+
+
+class _Gloo(Engine):
+    """Gloo: pending calls end when their connections do."""
+
+    def __init__(self, group: ProcessGroup, name: str, store: Store) -> None:
+        super().__init__(group, name)
+        self._links: GlooLinks | None = None
+        self._problem = ""
+        try:
+            self._links = GlooLinks(store, group.size(), devices_of(group))
+        except (ValueError, RuntimeError, OSError) as error:
+            self._problem = f"the connections of Gloo are not known: {error}"
+
+    def interrupt(self) -> str:
+        if self._links is None:
+            return self._problem
+        self._links.cut()
+        return ""
+
+
+def engine_of(group: ProcessGroup, store: Store) -> Engine:
+    """`store` is the group's own."""
+    names = {backend.name() for backend in backends_of(group)}
+    name = ", ".join(sorted(names)) or group.name()
+    if names == {"gloo"} and group.size() > 1:
+        return _Gloo(group, name, store)
+    if names & {"nccl", "xccl"}:
+        return _Nccl(group, name)
+    if "mpi" in names:
+        logger.debug("calls of MPI can't be ended")
+    return Engine(group, name)

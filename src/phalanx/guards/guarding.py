@@ -1,0 +1,119 @@
+"""Makes guards: for one group, or for every group that the program makes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, ProcessGroup
+
+from phalanx.errors import InvalidCall, PhalanxError
+from phalanx.group import endings
+from phalanx.group.process_group import ProcessGroup as PhalanxGroup
+from phalanx.group.torch_compat.groups import default_group
+from phalanx.group.torch_compat.replacing import (
+    is_plain,
+    members_of,
+    replace,
+    store_of,
+    timeout_of,
+    wrap_making,
+)
+from phalanx.group.torch_compat.standing_in import num_calls
+from phalanx.guards import watch
+from phalanx.guards.calls import GuardedCalls
+from phalanx.guards.engines import engine_of
+from phalanx.guards.guarded import GuardedGroup
+from phalanx.log import logger
+from phalanx.transports import posting
+from phalanx.types import GroupInfo, Store
+
+__all__ = ["guard", "guard_all"]
+
+# Seconds that ranks wait for each other when a guard is made, at most.
+_PATIENCE = 30.0
+_SCOPE = "phalanx/guard"
+
+
+def guard(group: ProcessGroup | None = None) -> ProcessGroup:
+    """Guards a group of another backend: its calls are compared across the ranks, and its hangs and deaths explained.
+
+    All ranks of the group call this, when no call of the group is under way. Returns the guarded group, which takes the
+    place of the plain one in torch.distributed: without `group` that is the default group. A group that is guarded
+    already, or that is Phalanx' own, is returned as it is. If not all ranks of the group come, a warning names them and
+    the plain group is returned.
+    """
+    found = default_group() if group is None else group
+    if isinstance(found, (GuardedGroup, PhalanxGroup)):
+        return found
+    if not isinstance(found, ProcessGroup):
+        raise InvalidCall(
+            f"expected a process group of torch.distributed, got {found!r}",
+            code="INVALID:GROUP",
+            op="guard",
+            hint="call init_process_group first, or pass what new_group returned",
+        )
+    store = store_of(found)
+    if store is None:
+        raise InvalidCall(
+            "expected a group that torch.distributed has made, got one that it does not know",
+            code="INVALID:GROUP",
+            op="guard",
+            hint="pass the default group, or what new_group returned",
+        )
+    made = _guard(found, store, timeout_of(found), was_used=True)
+    if made is not found:
+        replace(found, made)
+    return made
+
+
+def guard_all() -> None:
+    """From now on every group that torch.distributed makes is guarded. Calling it again changes nothing."""
+    wrap_making(_guard)
+
+
+def _guard(group: ProcessGroup, store: Store, timeout: timedelta | None, was_used: bool = False) -> ProcessGroup:
+    """The guarded group; the plain one where the ranks do not come together for it."""
+    seconds = (timeout or timeout_of(group)).total_seconds()
+    info = GroupInfo(_name_of(group), group.rank(), group.size(), members_of(group))
+    calls = GuardedCalls(group, info, engine_of(group, store), seconds)
+    own_store = PrefixStore(_SCOPE, store)
+    if was_used:
+        own_store.set(f"calls/{info.rank}", str(num_calls(group)))
+    try:
+        patience = min(seconds, _PATIENCE)
+        calls.posted = posting.join(own_store, info, patience, calls.on_failure, engine=calls.engine.name)
+    except PhalanxError as error:
+        logger.warning("group %r is not guarded: %s", info.name, error)
+        return group
+    if was_used:
+        _check_idle(calls, own_store)
+    endings.enter(calls.posted)
+    watch.look_after(calls)
+
+    def guard_made(other: ProcessGroup) -> ProcessGroup:
+        return _guard(other, other.get_group_store(), timeout_of(other)) if is_plain(other) else other
+
+    return GuardedGroup.of(calls, guard_made)
+
+
+def _name_of(group: ProcessGroup) -> str:
+    described = group.group_desc
+    return described if described and described != "undefined" else str(group.group_name)
+
+
+def _check_idle(calls: GuardedCalls, store: Store) -> None:
+    """A call that only some ranks have made is under way."""
+    info = calls.info
+    counts = [int(store.get(f"calls/{rank}")) for rank in range(info.size)]
+    if len(set(counts)) == 1:
+        return
+    calls.posted.close()
+    made = ", ".join(f"{info.describe(rank)}: {count}" for rank, count in enumerate(counts))
+    raise InvalidCall(
+        f"expected a group without calls under way, got one whose ranks have made different numbers of calls ({made})",
+        code="INVALID:PENDING",
+        group=info.name,
+        rank=info.rank,
+        op="guard",
+        hint="guard the group on every rank at the same place, before its first call or after a barrier",
+    )

@@ -1,0 +1,72 @@
+"""The handles that guarded calls return to torch: the engine's own, with our errors."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import Work as TorchWork
+from torch.futures import Future
+
+from phalanx import _native
+from phalanx.group.torch_compat.standing_in import StandInWork
+from phalanx.group.torch_compat.tracing import not_traced
+from phalanx.group.work import NO_TIMEOUT
+
+if TYPE_CHECKING:
+    from phalanx.guards.calls import GuardedCalls
+
+__all__ = ["GuardedWork"]
+
+
+@not_traced
+class GuardedWork(StandInWork):
+    """A call that an engine carries out. `seq` is 0 of a receive whose sender is not known yet."""
+
+    _future: Future[Any] | None = None
+    # Whether the engine has ended it, as far as this rank has looked.
+    ended = False
+    # Whether somebody was told that it takes long.
+    told_slow = False
+
+    def __init__(self, calls: GuardedCalls, engines: TorchWork, call: _native.Description, seq: int) -> None:
+        super().__init__(engines)
+        self.calls = calls
+        self.call = call
+        self.seq = seq
+        self.began = time.monotonic()
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        return self.calls.wait(self, timeout)
+
+    def synchronize(self) -> None:
+        self.calls.synchronize(self)
+
+    def is_completed(self) -> bool:
+        if self.calls.is_broken_for(self):
+            return True
+        return bool(self.engines.is_completed())
+
+    def is_success(self) -> bool:
+        return not self.calls.is_broken_for(self) and bool(self.engines.is_success())
+
+    def exception(self) -> BaseException | None:
+        if self.calls.is_broken_for(self):
+            return self.calls.explain(self.call.op, self.seq)
+        error: BaseException | None = self.engines.exception()
+        return error
+
+    def result(self) -> Any:
+        return self.engines.result()
+
+    def source_rank(self) -> int:
+        return int(self.engines.source_rank())
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """The engine's future. Where the engine waits on the host, ours: it has our error."""
+        if self._future is None:
+            self._future = self.calls.future_of(self)
+        return self._future
