@@ -129,7 +129,7 @@ class _Meeting:
         self.began_ns = time.monotonic_ns()
         self._keys: set[str] = set()
         self.venue = Venue(scope, info.name)
-        self._exchange = Exchange(store, info, timeout, lambda: self._lookout.check_alive())
+        self._exchange = Exchange(store, info, timeout, lambda: self._lookout.explain_failed_store())
         self._lookout = Lookout(self._exchange, info, self.venue, known)
         self._process = (own_identity(), process_namespace())
         # Of the meeting that this rank comes to.
