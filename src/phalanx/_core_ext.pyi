@@ -514,7 +514,7 @@ class BlackBox:
 
     def __init__(self, fd: int, capacity: int, rank: int, world_size: int, program: str) -> None: ...
     def remember_group(
-        self, name: str, rank: int, ranks: str, *, description: str = ..., identity: str = ..., place: str = ...
+        self, name: str, rank: int, ranks: str, *, description: str = ..., identity: str = ..., venue: str = ...
     ) -> int:
         """
         The group, for `begin`, `begin_making` and `GroupEnd.keep_records`; 0: there is no room for it.
@@ -550,11 +550,6 @@ class Agreement:
     def end(self, call: Description, seq: int, well: bool) -> None:
         """For reports and records: the call has ended."""
 
-    def compare(self) -> bool:
-        """
-        Compares with each rank that has posted the same call. Whether this rank has found a difference.
-        """
-
     def failure(self) -> Failure | None: ...
     def testimonies(self) -> list[Testimony]: ...
     def take_note(self) -> ShapeNote | None: ...
@@ -582,26 +577,18 @@ class LocalAgreement:
     def __init__(self, segment: Segment, rank: int) -> None: ...
     def post(self, call: Description, where: str = ..., result: int = ...) -> int:
         """
-        The number of the call among this rank's; of a message, among those to or from its peer. `result` is a hash of what the call before gave, where results are compared.
-        """
-
-    def compare(self) -> bool:
-        """
-        Compares with each rank that has posted the same call. Whether this rank has found a difference.
+        The number of the collective among this rank's. `result` is a hash of what the call before gave, where results are compared.
         """
 
     def compare_with(self, peer: int) -> bool:
         """
-        The same with one rank: enough if all that have posted the call are known to agree.
+        Compares with a rank, as far as both have posted: enough if all that have posted are known to agree. Whether this rank has found a difference, now or before.
         """
 
-    @property
-    def has_found(self) -> bool: ...
-    def advance(self, now: float) -> bool:
-        """Reports what this rank has found. Whether the group has failed."""
-
     def report_now(self, now: float) -> bool:
-        """The same, but does not wait for ranks that have not posted the call."""
+        """
+        Reports what this rank has found, and does not wait for ranks that have not posted the call. Whether the group has failed.
+        """
 
     def fail(self, failure: Failure, now: float) -> None:
         """Another failure. A difference that this rank has found comes first."""
@@ -641,14 +628,6 @@ class LocalAgreement:
         """The first words stay."""
 
     def last_words(self, rank: int) -> str: ...
-    def set_gone(self, rank: int) -> None:
-        """The rank posts no further call: it has left, or died."""
-
-    def posted(self, rank: int) -> int:
-        """The number of the last collective that the rank has posted."""
-
-    @property
-    def seq(self) -> int: ...
     def refuse_call(self, text: str) -> None: ...
     def refuse_message(self, sends: bool, peer: int, tag: int, text: str) -> None: ...
     def close_note(self, call: Description) -> None:
