@@ -64,14 +64,14 @@ class Venue:
 
     def count(self, members: Iterable[int], rank: int) -> str:
         """Under it a rank of a group counts how many times it has come for a group of these members."""
-        return f"{self.place(members)}/comings/{rank}"
+        return f"{self.of(members)}/comings/{rank}"
 
-    def place(self, members: Iterable[int]) -> str:
+    def of(self, members: Iterable[int]) -> str:
         """Of all meetings of these."""
         return f"{self._root()}/{key_of_ranks(list(members))}"
 
     def meeting(self, members: Iterable[int], number: int) -> str:
-        return f"{self.place(members)}/{number}/"
+        return f"{self.of(members)}/{number}/"
 
     def note(self, rank: int) -> str:
         """Of a rank, of all."""

@@ -150,8 +150,7 @@ class _Meeting:
                 self._lookout.expect(self._number, given_up)
                 self._choose(self._number + 1)
             self._exchange.set(key.name, str(self._number))
-        place = self.venue.place(self._info.members)
-        tell.coming(self._info, place, self._number, self._timeout)
+        tell.coming(self._info, self.venue.of(self._info.members), self._number, self._timeout)
         if given_up:
             raise self._lookout.told_by(given_up)
         self._tell_what_is_made()
