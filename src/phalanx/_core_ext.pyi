@@ -94,14 +94,11 @@ class Description:
         peer: int = ...,
         tag: int = ...,
         flags: int = ...,
-        device: int = ...,
     ) -> None: ...
     @property
     def op(self) -> str: ...
     @property
     def reduce_op(self) -> int: ...
-    @property
-    def device(self) -> int: ...
     @property
     def dtype(self) -> int: ...
     @property
@@ -124,9 +121,6 @@ class Description:
     def factor(self) -> float: ...
     def with_flags(self, flags: int) -> Description:
         """The same call, come another way."""
-
-    def with_peer(self, peer: int) -> Description:
-        """The same message, with this peer."""
 
     def agrees_with(self, other: Description) -> bool:
         """Whether the two are the same call, whatever the shape is."""
@@ -412,6 +406,8 @@ class Peer:
     @property
     def dead(self) -> bool: ...
     @property
+    def ending(self) -> bool: ...
+    @property
     def replaced_by(self) -> str | None: ...
     @property
     def status(self) -> int: ...
@@ -518,7 +514,7 @@ class BlackBox:
 
     def __init__(self, fd: int, capacity: int, rank: int, world_size: int, program: str) -> None: ...
     def remember_group(
-        self, name: str, rank: int, ranks: str, *, description: str = ..., identity: str = ..., place: str = ...
+        self, name: str, rank: int, ranks: str, *, description: str = ..., identity: str = ..., venue: str = ...
     ) -> int:
         """
         The group, for `begin`, `begin_making` and `GroupEnd.keep_records`; 0: there is no room for it.
@@ -554,40 +550,6 @@ class Agreement:
     def end(self, call: Description, seq: int, well: bool) -> None:
         """For reports and records: the call has ended."""
 
-    def compare(self) -> bool:
-        """
-        Compares with each rank that has posted the same call. Whether this rank has found a difference.
-        """
-
-    @property
-    def is_broken(self) -> bool:
-        """
-        Whether ranks are known to disagree, or the group has failed otherwise.
-        """
-
-    def wait_for_failure(self, seconds: float) -> bool:
-        """
-        Of a broken group: waits until the failure is known. Returns whether it is.
-        """
-
-    def posted(self, rank: int) -> int:
-        """The number of the last collective that a rank has posted."""
-
-    def is_gone(self, rank: int) -> bool:
-        """Whether a rank has left, or its process is gone."""
-
-    def has_left_well(self, rank: int) -> bool:
-        """Whether a rank has left in order."""
-
-    def fail_by_end(self, peer: int, call: Description, seq: int) -> None:
-        """This rank waits in a call for a rank that is gone."""
-
-    def fail_by_timeout(self, missing: Sequence[int], call: Description, seq: int) -> None:
-        """This rank gives up waiting in a call for these ranks."""
-
-    def abort(self, reason: str) -> None: ...
-    def ask(self, rank: int) -> None: ...
-    def answer_of(self, rank: int, seconds: float) -> str | None: ...
     def failure(self) -> Failure | None: ...
     def testimonies(self) -> list[Testimony]: ...
     def take_note(self) -> ShapeNote | None: ...
@@ -615,26 +577,18 @@ class LocalAgreement:
     def __init__(self, segment: Segment, rank: int) -> None: ...
     def post(self, call: Description, where: str = ..., result: int = ...) -> int:
         """
-        The number of the call among this rank's; of a message, among those to or from its peer. `result` is a hash of what the call before gave, where results are compared.
-        """
-
-    def compare(self) -> bool:
-        """
-        Compares with each rank that has posted the same call. Whether this rank has found a difference.
+        The number of the collective among this rank's. `result` is a hash of what the call before gave, where results are compared.
         """
 
     def compare_with(self, peer: int) -> bool:
         """
-        The same with one rank: enough if all that have posted the call are known to agree.
+        Compares with a rank, as far as both have posted: enough if all that have posted are known to agree. Whether this rank has found a difference, now or before.
         """
 
-    @property
-    def has_found(self) -> bool: ...
-    def advance(self, now: float) -> bool:
-        """Reports what this rank has found. Whether the group has failed."""
-
     def report_now(self, now: float) -> bool:
-        """The same, but does not wait for ranks that have not posted the call."""
+        """
+        Reports what this rank has found, and does not wait for ranks that have not posted the call. Whether the group has failed.
+        """
 
     def fail(self, failure: Failure, now: float) -> None:
         """Another failure. A difference that this rank has found comes first."""
@@ -674,14 +628,6 @@ class LocalAgreement:
         """The first words stay."""
 
     def last_words(self, rank: int) -> str: ...
-    def set_gone(self, rank: int) -> None:
-        """The rank posts no further call: it has left, or died."""
-
-    def posted(self, rank: int) -> int:
-        """The number of the last collective that the rank has posted."""
-
-    @property
-    def seq(self) -> int: ...
     def refuse_call(self, text: str) -> None: ...
     def refuse_message(self, sends: bool, peer: int, tag: int, text: str) -> None: ...
     def close_note(self, call: Description) -> None:
@@ -1073,12 +1019,3 @@ def set_hooks(
     explain: object,
 ) -> None:
     """Python's side of the front. To be called once, before the first call."""
-
-class MethodReader:
-    """Describes the calls of one method of a group, without making them."""
-
-    def __init__(self, name: str, rank: int, size: int) -> None: ...
-    def __call__(self, *args: object, **kwargs: object) -> Description | Problem | None:
-        """
-        None where Python has to read the call; a problem where the arguments are wrong.
-        """

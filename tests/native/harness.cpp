@@ -161,6 +161,12 @@ void expect_failure(Complaints& complaints, const Failure& failure, FailureKind 
                             static_cast<unsigned>(kind), static_cast<unsigned long long>(seq)));
 }
 
+void expect_failed_or_late(Complaints& complaints, World& world, int rank, std::uint64_t seq, Result found) {
+  expect_result(complaints, found, {Result::failed, Result::was_broken}, "the call that does not match");
+  if (found != Result::was_broken) return;
+  expect(complaints, world.testimony(rank).call.seq < seq, "a rank whose call was reported to be told of it");
+}
+
 std::vector<int> missing_in(const Failure& failure) {
   std::vector<int> ranks;
   for (int rank = 0; rank < kMaxRanks; ++rank) {

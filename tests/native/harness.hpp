@@ -209,6 +209,9 @@ void run_black_box_cases(Tally& tally, std::uint64_t seed);                  // 
 void expect(Complaints& complaints, bool holds, const char* what);
 void expect_result(Complaints& complaints, Result found, std::initializer_list<Result> allowed, const char* what);
 void expect_failure(Complaints& complaints, const Failure& failure, FailureKind kind, std::uint64_t seq);
+// The call of a rank that did not agree with another one's. A rank may come when the report has been made: then it
+// finds the group broken, and the report says nothing of its call.
+void expect_failed_or_late(Complaints& complaints, World& world, int rank, std::uint64_t seq, Result found);
 // The ranks that were waited for when a timeout ran out.
 std::vector<int> missing_in(const Failure& failure);
 std::vector<int> all_but(int size, const std::vector<int>& absent);

@@ -113,7 +113,7 @@ class JoinedAgreement {
     if (forked()) throw std::runtime_error("this process was forked from the one that is in the group");
     if (member_->has_left()) throw std::runtime_error("this rank has left the group");
     // A receive from anybody is posted when its sender is known.
-    if (is_message(call.op)) check_rank(call.peer, "expected a rank of the group as the peer of a message");
+    if (is_message(call.op)) check_rank(*member_, call.peer);
     const Location* const location = origin_of_call().location;
     const BoxEntry entry = records_.begin(call, location);
     const std::uint64_t seq =
@@ -191,12 +191,6 @@ class JoinedAgreement {
     records_.end(call, seq, well);
     if (well && !is_message(call.op)) agreement_->set_completed(seq);
   }
-  bool compare() {
-    const WithoutGil without;
-    if (forked() || !agreement_->compare()) return false;
-    progress().wake(true);
-    return true;
-  }
   std::optional<Failure> failure() const {
     if (forked() || !(member_->lines.failed() || agreement_->was_told())) return std::nullopt;
     return member_->lines.failure();
@@ -212,14 +206,14 @@ class JoinedAgreement {
     if (!forked()) member_->keep_records(held.box, group, path);
   }
   std::string box_of(int rank) const {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     return forked() ? std::string() : member_->segment->answer(member_->segment->seat_of(rank)).box.read();
   }
   void say_last_words(const std::string& text) {
     if (!forked()) member_->lines.say_last_words(text);
   }
   std::string last_words(int rank) const {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     return forked() ? std::string() : member_->lines.last_words(rank);
   }
   void leave(bool exiting) {
@@ -246,9 +240,6 @@ class JoinedAgreement {
 
   // A forked child does not have the memory.
   bool forked() const noexcept { return member_->segment->forked(); }
-  void check_rank(int rank, const char* error) const {
-    if (rank < 0 || rank >= member_->size()) throw std::invalid_argument(error);
-  }
 
   const std::shared_ptr<Member> member_;
   const std::shared_ptr<Agreement> agreement_;
@@ -267,14 +258,18 @@ std::shared_ptr<Member> member_for_posting(const MappedSegment& mapped, int rank
   return std::make_shared<Member>(mapped.segment, rank);
 }
 
+void check_rank(const Member& member, int rank) {
+  if (rank < 0 || rank >= member.size()) {
+    throw std::invalid_argument("expected a rank of the group, got " + std::to_string(rank));
+  }
+}
+
 void bind_agreement(nb::module_& module) {
   nb::class_<JoinedAgreement>(module, "Agreement", "Calls that ranks post and compare, without ever waiting.")
       .def(nb::init<const MappedSegment&, int, const std::vector<Pid>&, std::uint64_t, int>(), "segment"_a, "rank"_a,
            "processes"_a, "token"_a, "engine"_a = static_cast<int>(Engine::other))
       .def("post", &JoinedAgreement::post, "call"_a, "result"_a = 0, "The number of the call among this rank's.")
       .def("end", &JoinedAgreement::end, "call"_a, "seq"_a, "well"_a, "For reports and records: the call has ended.")
-      .def("compare", &JoinedAgreement::compare,
-           "Compares with each rank that has posted the same call. Whether this rank has found a difference.")
       .def_prop_ro("is_broken", &JoinedAgreement::is_broken,
                    "Whether ranks are known to disagree, or the group has failed otherwise.")
       .def("wait_for_failure", &JoinedAgreement::wait_for_failure, "seconds"_a,

@@ -193,6 +193,7 @@ NB_MODULE(_core_ext, m) {
           "pid"_a, "start"_a, "program"_a = 0,
           nb::sig("def watch(pid: int, start: int, program: int = 0) -> Peer | None"))
       .def_prop_ro("dead", &Peer::dead)
+      .def_prop_ro("ending", &Peer::ending)
       .def_prop_ro("replaced_by",
                    [](const Peer& self) {
                      return self.replaced() ? std::optional<std::string>(self.command_line()) : std::nullopt;

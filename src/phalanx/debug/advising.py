@@ -30,13 +30,13 @@ class Advising(Adviser):
 
     def absent(self, group: Any, info: GroupInfo, op: str, seq: int, missing: Sequence[int]) -> list[str]:
         if not isinstance(group, _native.GroupEnd):
-            return _own_lines(group, "whereabouts")
+            return []
         ask = not group.failure().asked
         return self._say_once(group, lambda asker: describe_absent(asker, op, seq, missing, stacks=True, ask=ask))
 
     def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
         if not isinstance(group, _native.GroupEnd):
-            return _own_lines(group, "lost", peer)
+            return []
         return self._say_once(group, lambda asker: last_calls(asker, peer))
 
     def recorded(
@@ -58,10 +58,3 @@ class Advising(Adviser):
             asker = self._groups.asker(group.token)
             seen.said = [] if asker is None else describe(asker)
         return seen.said
-
-
-def _own_lines(group: Any, question: str, *args: int) -> list[str]:
-    """What a group without processes knows by itself, if it does."""
-    answer = getattr(group, question, None)
-    lines: list[str] = [] if answer is None else answer(*args)
-    return lines

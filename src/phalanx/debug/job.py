@@ -245,10 +245,10 @@ def _open_makings(processes: Sequence[Process]) -> dict[int, list[Record]]:
     met: dict[str, int] = {}
     for record in all_makings:
         if record.state == "completed":
-            place = record.group.place
-            met[place] = max(met.get(place, 0), record.created_ns)
+            venue = record.group.venue
+            met[venue] = max(met.get(venue, 0), record.created_ns)
     return {
-        id(process): [each for each in process.box.makings if each.created_ns > met.get(each.group.place, 0)]
+        id(process): [each for each in process.box.makings if each.created_ns > met.get(each.group.venue, 0)]
         for process in processes
     }
 

@@ -95,8 +95,8 @@ class _Watching(Observer):
         self._numbers = itertools.count(1)
         self._dump_timers = {}
 
-    def coming(self, info: GroupInfo, place: str, number: int, timeout: float) -> None:
-        self._makings.begin(own_box(), info, place, number, timeout)
+    def coming(self, info: GroupInfo, venue: str, number: int, timeout: float) -> None:
+        self._makings.begin(own_box(), info, venue, number, timeout)
 
     def expecting(self, info: GroupInfo, rank: int, identity: Identity) -> None:
         self._makings.expect(own_box(), info, rank, identity)

@@ -7,6 +7,7 @@ What a group asks of a transport:
     wrapping.py        a transport around another one
     observed.py        a transport that tells observers of calls
     observers.py       who is told what becomes of groups
+    listing.py         observers, makers and wrappers, changed in any thread
     advisers.py        who is asked what transports can't know
 
 Ranks that are processes, over shared memory:

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Sequence
-from typing import Protocol, TypedDict
+from typing import Protocol, TypedDict, runtime_checkable
 
 import torch
 
@@ -95,6 +95,17 @@ class _Where(TypedDict):
     rank: int
     op: str
     seq: int | None
+
+
+@runtime_checkable
+class KnowsItsRanks(Protocol):
+    """A group that knows by itself what others ask the adviser: its ranks are threads of this process."""
+
+    def whereabouts(self) -> list[str]:
+        """Lines that say where the ranks were that did not come to a call whose time was up."""
+
+    def lost(self, peer: int, /) -> list[str]:
+        """Lines that say what a rank did last."""
 
 
 class BrokenGroup(HasRefusals, Protocol):
@@ -284,8 +295,11 @@ def _timeout(
     refusals = awaited_refusals(group, failure.rank, op, failure.seq, tag, failure.missing)
     if refusals:
         hint = fix_refused(info, refusals)
-    lines = describe_refusals(info, refusals) + ask.absent(group, info, op, failure.seq, failure.missing)
-    return CallTimeout("\n".join([message, *lines]), **here, hint=hint)
+    if isinstance(group, KnowsItsRanks):
+        absent = group.whereabouts()
+    else:
+        absent = ask.absent(group, info, op, failure.seq, failure.missing)
+    return CallTimeout("\n".join([message, *describe_refusals(info, refusals), *absent]), **here, hint=hint)
 
 
 def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: _native.Failure, broken: str) -> PeerLost:
@@ -319,7 +333,8 @@ def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: _nati
             "ends or destroys the group"
         )
     lines = [line for refusal in refused for line in describe_refusals(info, {peer: refusal})]
-    error = PeerLost("\n".join([message, *lines, *ask.lost(group, info, peer)]), **here, hint=hint)
+    lines += group.lost(peer) if isinstance(group, KnowsItsRanks) else ask.lost(group, info, peer)
+    error = PeerLost("\n".join([message, *lines]), **here, hint=hint)
     error.peer, error.exception, error.frames = peer, exception, frames
     return error
 

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 # Changes with the keys and with what is under them.
-PROTOCOL = 5
+PROTOCOL = 6
 _LONGEST_KEY = 64
 _LONGEST_TEXT = 65536
 _MOST_NUMBERS = 65536
@@ -103,7 +103,7 @@ class Hello(_Told):
     quota: int
     identity: Identity
     processes: str
-    check: int
+    level: int
     folder: str
     only_posts: bool = False  # it posts its calls, and another engine moves their bytes
 
@@ -116,7 +116,7 @@ class Hello(_Told):
             fields.number("quota", 0, 2**31),
             fields.identity(),
             fields.text("processes"),
-            fields.number("check", levels.OFF, levels.FULL),
+            fields.number("level", levels.OFF, levels.FULL),
             fields.text("folder"),
             fields.flag("only_posts"),
         )

@@ -10,14 +10,14 @@ from phalanx.types import GroupInfo
 __all__ = ["remember_group"]
 
 
-def remember_group(box: _native.BlackBox, info: GroupInfo, *, identity: str = "", place: str = "") -> int:
+def remember_group(box: _native.BlackBox, info: GroupInfo, *, identity: str = "", venue: str = "") -> int:
     """The group in the box, for its records.
 
-    No other group of the job has this identity. A group that is being made has none yet, and a place where its ranks
+    No other group of the job has this identity. A group that is being made has none yet, and a venue where its ranks
     meet.
     """
     return box.remember_group(
-        info.name, info.rank, _runs_of(info.job_ranks), description=info.desc, identity=identity, place=place
+        info.name, info.rank, _runs_of(info.job_ranks), description=info.desc, identity=identity, venue=venue
     )
 
 
