@@ -135,22 +135,22 @@ class JoinedAgreement {
   }
   // The number of the last collective that a rank has posted.
   std::uint64_t posted(int rank) const {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     return forked() ? 0 : agreement_->posted(rank);
   }
   // A rank that posts no further call: it has left, or its process is gone.
   bool is_gone(int rank) const {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     return !forked() && member_->lines.gone(rank, GaveUp::calls, true);
   }
   // A rank that has left in order.
   bool has_left_well(int rank) const {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     return !forked() && member_->lines.leaving(rank) != Leaving::no;
   }
   // This rank waits in a call for a rank that is gone.
   void fail_by_end(int peer, const Description& call, std::uint64_t seq) {
-    check_rank(peer, "no such rank");
+    check_rank(*member_, peer);
     if (forked()) return;
     const WithoutGil without;
     Failure failure = member_->end_of(peer, {call, seq, nullptr});
@@ -160,7 +160,7 @@ class JoinedAgreement {
   }
   // This rank gives up waiting in a call for these ranks.
   void fail_by_timeout(const std::vector<int>& missing, const Description& call, std::uint64_t seq) {
-    for (const int rank : missing) check_rank(rank, "no such rank");
+    for (const int rank : missing) check_rank(*member_, rank);
     if (forked()) return;
     const WithoutGil without;
     Failure failure = member_->timeout_of({call, seq, nullptr}, missing);
@@ -176,11 +176,11 @@ class JoinedAgreement {
   }
   // Asks a rank where it is.
   void ask_rank(int rank) {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     if (!forked()) ask(*member_->segment, member_->segment->seat_of(rank));
   }
   std::optional<std::string> answer_of_rank(int rank, double seconds) {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     if (forked()) return std::nullopt;
     const WithoutGil without;
     return answer_of(*member_->segment, member_->segment->seat_of(rank),

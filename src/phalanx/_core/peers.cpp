@@ -95,13 +95,21 @@ struct Watched {
 
 constinit PerProcess<Watched> g_watched;
 
+// To read it the kernel walks through all threads of the process: with hundreds of ranks that are threads, each of them
+// would pay for all.
+struct Own {
+  Identity identity = [] {
+    const pid_t pid = ::getpid();
+    const std::optional<Stat> stat = read_stat(pid);
+    return Identity{pid, stat ? stat->start : 0, stat ? stat->stack : 0};
+  }();
+};
+
+PerProcess<Own> g_own;
+
 }  // namespace
 
-Identity own_identity() {
-  const pid_t pid = ::getpid();
-  const std::optional<Stat> stat = read_stat(pid);
-  return {pid, stat ? stat->start : 0, stat ? stat->stack : 0};
-}
+Identity own_identity() { return g_own.get().identity; }
 
 std::shared_ptr<Peer> Peer::watch(const Identity& identity) {
   if (identity.pid <= 0 || identity.pid == ::getpid()) return nullptr;

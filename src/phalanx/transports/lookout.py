@@ -8,7 +8,7 @@ circles.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from phalanx import _native
@@ -62,15 +62,15 @@ class Venue:
         """Of its ranks: torch's, or the group's own."""
         return "" if self.scope else self.name
 
-    def count(self, members: Iterable[int], rank: int) -> str:
+    def count(self, members: Sequence[int], rank: int) -> str:
         """Under it a rank of a group counts how many times it has come for a group of these members."""
         return f"{self.of(members)}/comings/{rank}"
 
-    def of(self, members: Iterable[int]) -> str:
+    def of(self, members: Sequence[int]) -> str:
         """Of all meetings of these."""
-        return f"{self._root()}/{key_of_ranks(list(members))}"
+        return f"{self._root()}/{key_of_ranks(members)}"
 
-    def meeting(self, members: Iterable[int], number: int) -> str:
+    def meeting(self, members: Sequence[int], number: int) -> str:
         return f"{self.of(members)}/{number}/"
 
     def note(self, rank: int) -> str:
