@@ -11,7 +11,7 @@ from typing import Protocol, TypedDict
 import torch
 
 from phalanx import _native
-from phalanx.errors import Aborted, CallTimeout, GroupError, InvalidCall, Mismatch, PeerLost, PhalanxError
+from phalanx.errors import Aborted, CallTimeout, Deadlock, GroupError, InvalidCall, Mismatch, PeerLost, PhalanxError
 from phalanx.log import logger
 from phalanx.memory import extent
 from phalanx.printable import printable
@@ -282,9 +282,21 @@ def _timeout(
     else:
         message += f"{missing} did not come"
     refusals = awaited_refusals(group, failure.rank, op, failure.seq, tag, failure.missing)
+    cycle = None if refusals else ask.deadlock(group, info)
+    if cycle is not None and cycle.is_sure:
+        return Deadlock(
+            "\n".join([f"{message}: {cycle.head}", *cycle.lines]),
+            code=f"DEADLOCK:{cycle.kind}",
+            **here,
+            hint=f"{cycle.hint}; this group can't be used any more",
+        )
     if refusals:
         hint = fix_refused(info, refusals)
+    elif cycle is not None:
+        hint = f"{cycle.hint}; or {hint}"
     lines = describe_refusals(info, refusals) + ask.absent(group, info, op, failure.seq, failure.missing)
+    if cycle is not None:
+        lines = [f"  {cycle.head}", *(f"  {line}" for line in cycle.lines), *lines]
     return CallTimeout("\n".join([message, *lines]), **here, hint=hint)
 
 
