@@ -30,7 +30,7 @@ class Finding(NamedTuple):
     cycle: Cycle
     name: str  # the same on all ranks, and for no other deadlock
     members: dict[Process, set[int]]  # the processes of the cycle, and which of their waits belong to it
-    groups: set[str]  # those in which this process can't go on because of it
+    groups: set[str]  # those of its calls, and those in which this process can't go on because of it
 
 
 class _Need(NamedTuple):
@@ -241,6 +241,7 @@ def _describe(graph: _Graph, own: Process, core: list[Process]) -> Finding:
         ]
     groups = {wait.group for wait in graph.snapshots[own].waits}
     groups |= {identity for identity, state in graph.snapshots[own].groups.items() if state.pending}
+    groups |= {wait.group for process in core for wait in graph.snapshots[process].waits if wait.id in members[process]}
     waits = sorted(
         (wait.group, graph.snapshots[process].groups[wait.group].rank, wait.op, wait.seq, wait.peer, wait.tag, wait.id)
         for process in core

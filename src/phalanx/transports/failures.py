@@ -285,7 +285,7 @@ def _timeout(
     cycle = None if refusals else ask.deadlock(group, info)
     if cycle is not None and cycle.is_sure:
         return Deadlock(
-            "\n".join([f"{message}: {cycle.head}", *cycle.lines]),
+            "\n".join([f"{message}, because {cycle.head}", *cycle.lines]),
             code=f"DEADLOCK:{cycle.kind}",
             **here,
             hint=f"{cycle.hint}; this group can't be used any more",
