@@ -26,6 +26,7 @@
 #include "bind_description.hpp"
 #include "bind_segment.hpp"
 #include "bind_tables.hpp"
+#include "bind_waits.hpp"
 #include "cpus.hpp"
 #include "front.hpp"
 #include "gil.hpp"
@@ -239,6 +240,7 @@ NB_MODULE(_core_ext, m) {
 
   bind_calls(m, group);
   bind_debug(m, group);
+  bind_waits(m, group);
   bind_box(m, group);
   bind_agreement(m);
   bind_local_agreement(m);

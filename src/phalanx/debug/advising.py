@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,16 +12,24 @@ from phalanx.debug.absence import Asker, describe_absent, last_calls
 from phalanx.debug.own_box import own_box
 from phalanx.debug.posted import recorded_calls
 from phalanx.debug.seen import SeenGroups
+from phalanx.debug.wait_watch import WaitWatch
 from phalanx.transports.advisers import Adviser
+from phalanx.transports.deadlocks import Cycle
 from phalanx.transports.posting import PostedCalls
 from phalanx.types import GroupInfo
 
 __all__ = ["Advising"]
 
+_MOST_KEPT = 1000
+
 
 class Advising(Adviser):
-    def __init__(self, groups: SeenGroups) -> None:
+    def __init__(self, groups: SeenGroups, waits: WaitWatch) -> None:
         self._groups = groups
+        self._waits = waits
+        # By the identity of the group: a group fails once, and says the same at every further call.
+        self._deadlocks: dict[str, Cycle | None] = {}
+        os.register_at_fork(after_in_child=self._deadlocks.clear)
         self._recorded: weakref.WeakKeyDictionary[PostedCalls, Mapping[int, Mapping[int, _native.MadeCall]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -33,6 +42,17 @@ class Advising(Adviser):
             return []
         ask = not group.failure().asked
         return self._say_once(group, lambda asker: describe_absent(asker, op, seq, missing, stacks=True, ask=ask))
+
+    def deadlock(self, group: Any, info: GroupInfo) -> Cycle | None:
+        identity: str = getattr(group, "identity", "")
+        if identity not in self._deadlocks:
+            finding = self._waits.finding_of(identity)
+            if finding is not None and finding.cycle.is_sure:
+                self._waits.tell(finding)
+            while len(self._deadlocks) >= _MOST_KEPT:
+                self._deadlocks.pop(next(iter(self._deadlocks)), None)
+            self._deadlocks[identity] = None if finding is None else finding.cycle
+        return self._deadlocks[identity]
 
     def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
         if not isinstance(group, _native.GroupEnd):

@@ -23,10 +23,11 @@ from phalanx.debug.finite import describe_not_finite
 from phalanx.debug.makings import Makings
 from phalanx.debug.own_box import own_box
 from phalanx.debug.seen import SeenGroups, WatchedTransport, native_of
+from phalanx.debug.wait_watch import WaitWatch
 from phalanx.errors import REPORT_NOTE, InvalidCall, PhalanxError
 from phalanx.log import logger
 from phalanx.printable import printable
-from phalanx.transports import levels, limits
+from phalanx.transports import levels, limits, waits
 from phalanx.transports.advisers import take_advice_of
 from phalanx.transports.identities import NOBODY, Identity
 from phalanx.transports.observers import Observer, observe
@@ -53,7 +54,7 @@ def install() -> None:
     if not _watching:
         _watching.append(_Watching())
         observe(_watching[0])
-        take_advice_of(Advising(_watching[0].groups))
+        take_advice_of(Advising(_watching[0].groups, _watching[0].waits))
 
 
 def slow_seconds() -> float:
@@ -71,6 +72,8 @@ class _Watching(Observer):
 
     def __init__(self) -> None:
         self.groups = SeenGroups()
+        self.waits = WaitWatch(self.groups)
+        waits.on_enter(self.waits.begin)
         # Groups that only post.
         self._posted: weakref.WeakSet[PostedCalls] = weakref.WeakSet()
         # The garbage collector may call `failed` in the middle of `failed`: no locks, and every step is atomic.
@@ -128,6 +131,7 @@ class _Watching(Observer):
             group.keep_records(box, remember_group(box, info, identity=group.identity), own.path)
         # As of now: tests change it.
         _native.set_slow(slow_seconds(), self.tell_slow, self.tell_refused)
+        _native.set_long(self.waits.begin)
         if box is not None and self._is_in_no_group:
             own.set_rank(info.job_ranks[info.rank], info.size)
         if box is not None:
@@ -184,6 +188,7 @@ class _Watching(Observer):
             self.groups.remove(transport)
         if self._is_in_no_group:
             answers.stop()
+            self.waits.end()
 
     def _keep_time_of(self, exception: BaseException | None) -> None:
         if exception is not None:
@@ -213,11 +218,14 @@ class _Watching(Observer):
 
     def exiting(self) -> None:
         answers.stop()
+        self.waits.end()
         self._dump()
         own_box().end()
 
     def switched_off(self) -> None:
         answers.stop()
+        _native.set_long(None)
+        self.waits.end()
 
     def started(self, info: GroupInfo, op: str, seq: int, inputs: Sequence[torch.Tensor]) -> None:
         if info in self._not_finite:

@@ -41,6 +41,8 @@ What went wrong, in words:
     reports.py         the report of a mismatch
     signatures.py      descriptions of calls
     refusals.py        notes about calls that a rank refused
+    waits.py           waits for calls of other engines
+    deadlocks.py       cycles of waits
     limits.py          which limit of the system was hit
     places.py          which code is the program's own
     levels.py          how much is compared

@@ -11,7 +11,7 @@ from typing import Protocol, TypedDict, runtime_checkable
 import torch
 
 from phalanx import _native
-from phalanx.errors import Aborted, CallTimeout, GroupError, InvalidCall, Mismatch, PeerLost, PhalanxError
+from phalanx.errors import Aborted, CallTimeout, Deadlock, GroupError, InvalidCall, Mismatch, PeerLost, PhalanxError
 from phalanx.log import logger
 from phalanx.memory import extent
 from phalanx.printable import printable
@@ -293,13 +293,26 @@ def _timeout(
     else:
         message += f"{missing} did not come"
     refusals = awaited_refusals(group, failure.rank, op, failure.seq, tag, failure.missing)
+    cycle = None if refusals else ask.deadlock(group, info)
+    if cycle is not None and cycle.is_sure:
+        return Deadlock(
+            "\n".join([f"{message}, because {cycle.head}", *cycle.lines]),
+            code=f"DEADLOCK:{cycle.kind}",
+            **here,
+            hint=f"{cycle.hint}; this group can't be used any more",
+        )
     if refusals:
         hint = fix_refused(info, refusals)
+    elif cycle is not None:
+        hint = f"{cycle.hint}; or {hint}"
     if isinstance(group, KnowsItsRanks):
         absent = group.whereabouts()
     else:
         absent = ask.absent(group, info, op, failure.seq, failure.missing)
-    return CallTimeout("\n".join([message, *describe_refusals(info, refusals), *absent]), **here, hint=hint)
+    lines = [*describe_refusals(info, refusals), *absent]
+    if cycle is not None:
+        lines = [f"  {cycle.head}", *(f"  {line}" for line in cycle.lines), *lines]
+    return CallTimeout("\n".join([message, *lines]), **here, hint=hint)
 
 
 def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: _native.Failure, broken: str) -> PeerLost:
