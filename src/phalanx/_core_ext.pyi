@@ -1,6 +1,6 @@
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 class CoreError(OSError, RuntimeError):
     pass
@@ -94,11 +94,14 @@ class Description:
         peer: int = ...,
         tag: int = ...,
         flags: int = ...,
+        device: int = ...,
     ) -> None: ...
     @property
     def op(self) -> str: ...
     @property
     def reduce_op(self) -> int: ...
+    @property
+    def device(self) -> int: ...
     @property
     def dtype(self) -> int: ...
     @property
@@ -122,6 +125,9 @@ class Description:
     def with_flags(self, flags: int) -> Description:
         """The same call, come another way."""
 
+    def with_peer(self, peer: int) -> Description:
+        """The same message, with this peer."""
+
     def agrees_with(self, other: Description) -> bool:
         """Whether the two are the same call, whatever the shape is."""
 
@@ -129,6 +135,12 @@ class Description:
         """
         Of a message: whether it has the dtype and number of elements that are received.
         """
+
+class DividedCall(Description):
+    """A call in which ranks exchange sizes pair by pair."""
+
+    @property
+    def balance(self) -> int: ...
 
 class MadeCall:
     """A call that a rank has made."""
@@ -275,6 +287,12 @@ class Failure:
 
     @property
     def misfit(self) -> Misfit | None: ...
+    @property
+    def sizes_differ(self) -> bool:
+        """
+        Whether it is about sizes that ranks exchange, and not known which ranks do not fit.
+        """
+
     @property
     def splits(self) -> Splits | None: ...
     @property
@@ -591,14 +609,60 @@ class Agreement:
     """Calls that ranks post and compare, without ever waiting."""
 
     def __init__(
-        self, segment: Segment, rank: int, processes: Sequence[tuple[int, int, int]], token: int, engine: int = ...
+        self,
+        segment: Segment,
+        rank: int,
+        processes: Sequence[tuple[int, int, int]],
+        token: int,
+        engine: int = ...,
+        matches_tags: bool = ...,
     ) -> None: ...
+    @overload
+    def post(self, call: DividedCall, result: int = ...) -> int: ...
+    @overload
     def post(self, call: Description, result: int = ...) -> int:
         """The number of the call among this rank's."""
 
     def end(self, call: Description, seq: int, well: bool) -> None:
         """For reports and records: the call has ended."""
 
+    @property
+    def is_broken(self) -> bool:
+        """
+        Whether ranks are known to disagree, or the group has failed otherwise.
+        """
+
+    def wait_for_failure(self, seconds: float) -> bool:
+        """
+        Of a broken group: waits until the failure is known. Returns whether it is.
+        """
+
+    def posted(self, rank: int) -> int:
+        """The number of the last collective that a rank has posted."""
+
+    def messages_posted(self, peer: int, sends: bool) -> int:
+        """
+        How many messages a peer has posted to this rank (it is the sender), or from it.
+        """
+
+    def place_of(self, call: Description, seq: int) -> str:
+        """Where this rank has made a call."""
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether a rank has left, or its process is gone."""
+
+    def has_left_well(self, rank: int) -> bool:
+        """Whether a rank has left in order."""
+
+    def fail_by_end(self, peer: int, call: Description, seq: int) -> None:
+        """This rank waits in a call for a rank that is gone."""
+
+    def fail_by_timeout(self, missing: Sequence[int], call: Description, seq: int) -> None:
+        """This rank gives up waiting in a call for these ranks."""
+
+    def abort(self, reason: str) -> None: ...
+    def ask(self, rank: int) -> None: ...
+    def answer_of(self, rank: int, seconds: float) -> str | None: ...
     def failure(self) -> Failure | None: ...
     def testimonies(self) -> list[Testimony]: ...
     def take_note(self) -> ShapeNote | None: ...
@@ -1068,3 +1132,12 @@ def set_hooks(
     explain: object,
 ) -> None:
     """Python's side of the front. To be called once, before the first call."""
+
+class MethodReader:
+    """Describes the calls of one method of a group, without making them."""
+
+    def __init__(self, name: str, rank: int, size: int) -> None: ...
+    def __call__(self, *args: object, **kwargs: object) -> Description | Problem | None:
+        """
+        None where Python has to read the call; a problem where the arguments are wrong.
+        """

@@ -128,6 +128,7 @@ class Search {
     void set_word(int level, std::uint64_t slot, std::uint64_t value) {
       enqueue({static_cast<std::int8_t>(level), static_cast<std::int8_t>(slot), 0, value});
     }
+    static bool agree(std::uint64_t one, std::uint64_t other) { return words_agree(one, other); }
     void keep_word(int level, std::uint64_t slot, std::uint64_t value) {
       // Where nobody reads it there are fewer states without it.
       if (setting.rests) enqueue({static_cast<std::int8_t>(level), static_cast<std::int8_t>(slot), 1, value});

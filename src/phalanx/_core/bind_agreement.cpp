@@ -23,6 +23,7 @@
 #include "exit_status.hpp"
 #include "gil.hpp"
 #include "listener.hpp"
+#include "splits.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -94,10 +95,11 @@ class JoinedAgreement {
  public:
   // `token` goes to the completions when the group has a failure.
   JoinedAgreement(const MappedSegment& mapped, int rank, const std::vector<Pid>& processes, std::uint64_t token,
-                  int engine)
+                  int engine, bool matches_tags)
       : member_(make_member(mapped, rank, processes)),
         agreement_(std::make_shared<Agreement>(
-            member_, [token] { completions().push(token); }, [] { progress().wake(true); })),
+            member_, [token] { completions().push(token); }, [] { progress().wake(true); },
+            matches_tags ? Matching::by_tag : Matching::by_order)),
         records_(*member_, static_cast<Engine>(engine)),
         level_(static_cast<int>(member_->segment->header().tuning.check)),
         identity_(member_->identity()) {
@@ -109,15 +111,15 @@ class JoinedAgreement {
   JoinedAgreement(const JoinedAgreement&) = delete;
   JoinedAgreement& operator=(const JoinedAgreement&) = delete;
 
-  std::uint64_t post(const Description& call, std::uint64_t result) {
+  std::uint64_t post(const Description& call, std::uint64_t result, std::uint64_t balance = 0) {
     if (forked()) throw std::runtime_error("this process was forked from the one that is in the group");
     if (member_->has_left()) throw std::runtime_error("this rank has left the group");
     // A receive from anybody is posted when its sender is known.
     if (is_message(call.op)) check_rank(*member_, call.peer);
     const Location* const location = origin_of_call().location;
     const BoxEntry entry = records_.begin(call, location);
-    const std::uint64_t seq =
-        is_message(call.op) ? agreement_->post_message(call, location) : agreement_->post(call, location, result);
+    const std::uint64_t seq = is_message(call.op) ? agreement_->post_message(call, location)
+                                                  : agreement_->post(call, location, result, balance);
     records_.number(entry, call, seq);
     return seq;
   }
@@ -137,6 +139,13 @@ class JoinedAgreement {
   std::uint64_t posted(int rank) const {
     check_rank(*member_, rank);
     return forked() ? 0 : agreement_->posted(rank);
+  }
+  std::uint64_t messages_posted(int peer, bool sends) const {
+    check_rank(*member_, peer);
+    return forked() ? 0 : agreement_->messages_posted(peer, sends);
+  }
+  std::string place_of(const Description& call, std::uint64_t seq) const {
+    return forked() ? std::string() : agreement_->place_of(call, seq);
   }
   // A rank that posts no further call: it has left, or its process is gone.
   bool is_gone(int rank) const {
@@ -266,15 +275,27 @@ void check_rank(const Member& member, int rank) {
 
 void bind_agreement(nb::module_& module) {
   nb::class_<JoinedAgreement>(module, "Agreement", "Calls that ranks post and compare, without ever waiting.")
-      .def(nb::init<const MappedSegment&, int, const std::vector<Pid>&, std::uint64_t, int>(), "segment"_a, "rank"_a,
-           "processes"_a, "token"_a, "engine"_a = static_cast<int>(Engine::other))
-      .def("post", &JoinedAgreement::post, "call"_a, "result"_a = 0, "The number of the call among this rank's.")
+      .def(nb::init<const MappedSegment&, int, const std::vector<Pid>&, std::uint64_t, int, bool>(), "segment"_a,
+           "rank"_a, "processes"_a, "token"_a, "engine"_a = static_cast<int>(Engine::other), "matches_tags"_a = false)
+      .def(
+          "post",
+          [](JoinedAgreement& self, const DividedCall& call, std::uint64_t result) {
+            return self.post(call, result, call.balance);
+          },
+          "call"_a, "result"_a = 0)
+      .def(
+          "post",
+          [](JoinedAgreement& self, const Description& call, std::uint64_t result) { return self.post(call, result); },
+          "call"_a, "result"_a = 0, "The number of the call among this rank's.")
       .def("end", &JoinedAgreement::end, "call"_a, "seq"_a, "well"_a, "For reports and records: the call has ended.")
       .def_prop_ro("is_broken", &JoinedAgreement::is_broken,
                    "Whether ranks are known to disagree, or the group has failed otherwise.")
       .def("wait_for_failure", &JoinedAgreement::wait_for_failure, "seconds"_a,
            "Of a broken group: waits until the failure is known. Returns whether it is.")
       .def("posted", &JoinedAgreement::posted, "rank"_a, "The number of the last collective that a rank has posted.")
+      .def("messages_posted", &JoinedAgreement::messages_posted, "peer"_a, "sends"_a,
+           "How many messages a peer has posted to this rank (it is the sender), or from it.")
+      .def("place_of", &JoinedAgreement::place_of, "call"_a, "seq"_a, "Where this rank has made a call.")
       .def("is_gone", &JoinedAgreement::is_gone, "rank"_a, "Whether a rank has left, or its process is gone.")
       .def("has_left_well", &JoinedAgreement::has_left_well, "rank"_a, "Whether a rank has left in order.")
       .def("fail_by_end", &JoinedAgreement::fail_by_end, "peer"_a, "call"_a, "seq"_a,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from phalanx import _native
-from phalanx.debug.absence import Asker, describe_absent, last_calls
+from phalanx.debug.absence import MOST_RECORDS, Asker, describe_absent, last_calls
 from phalanx.debug.own_box import own_box
 from phalanx.debug.posted import recorded_calls
 from phalanx.debug.seen import SeenGroups
@@ -38,6 +38,8 @@ class Advising(Adviser):
         return own_box().offer_folder()
 
     def absent(self, group: Any, info: GroupInfo, op: str, seq: int, missing: Sequence[int]) -> list[str]:
+        if isinstance(group, PostedCalls):
+            return _look_for_absent(group, info, op, seq, missing)
         if not isinstance(group, _native.GroupEnd):
             return []
         ask = not group.failure().asked
@@ -55,6 +57,8 @@ class Advising(Adviser):
         return self._deadlocks[identity]
 
     def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
+        if isinstance(group, PostedCalls):
+            return last_calls(_asker_of(group, info), peer)
         if not isinstance(group, _native.GroupEnd):
             return []
         return self._say_once(group, lambda asker: last_calls(asker, peer))
@@ -78,3 +82,22 @@ class Advising(Adviser):
             asker = self._groups.asker(group.token)
             seen.said = [] if asker is None else describe(asker)
         return seen.said
+
+
+def _look_for_absent(group: PostedCalls, info: GroupInfo, op: str, seq: int, missing: Sequence[int]) -> list[str]:
+    """Of a group that only posts. It says the same at every further call once it has failed."""
+    if group.said is not None:
+        return group.said
+    lines = describe_absent(_asker_of(group, info), op, seq, missing, stacks=group.has_failed)
+    if group.has_failed:
+        group.said = lines
+    return lines
+
+
+def _asker_of(group: PostedCalls, info: GroupInfo) -> Asker:
+    ranks = list(info.job_ranks)
+
+    def path_of(rank: int) -> str:
+        return group.box_of(ranks.index(rank)) if rank in ranks else ""
+
+    return Asker(group, info, group.identities, own_box().read(MOST_RECORDS), path_of, {}, group.began_ns)

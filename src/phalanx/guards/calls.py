@@ -58,8 +58,10 @@ class GuardedCalls:
         self.posted: PostedCalls
         # Newest last. A work that the program drops is the engine's own business.
         self.under_way: deque[weakref.ref[GuardedWork]] = deque(maxlen=_MOST_KEPT)
-        # By thread: the calls that the program waits for.
+        # By the system's number of a thread: the calls that the program waits for.
         self.waits: dict[int, GuardedWork] = {}
+        # By thread and call: waits that are known to the search for deadlocks.
+        self.entered: dict[tuple[int, GuardedWork], int] = {}
         # Why calls could not be ended.
         self.problem = ""
         readers = {name: _native.MethodReader(name, info.rank, info.size) for name in set(METHODS.values())}
@@ -77,7 +79,7 @@ class GuardedCalls:
         if num_dispatch_modes() and fakes_tensors():
             return carry_out(*args, **kwargs)
         call = read(*args, **kwargs)
-        if type(call) is not _Description:
+        if not isinstance(call, _Description):
             call = describe_roughly(method, args, kwargs)
         return self._make(call, lambda: carry_out(*args, **kwargs))
 
@@ -176,7 +178,7 @@ class GuardedCalls:
 
     @contextlib.contextmanager
     def _waiting(self, work: GuardedWork) -> Iterator[None]:
-        thread = threading.get_ident()
+        thread = threading.get_native_id()
         before = self.waits.get(thread)
         self.waits[thread] = work
         try:
@@ -223,7 +225,7 @@ class GuardedCalls:
 
     def explain(self, op: str, seq: int) -> PhalanxError:
         self.posted.wait_for_failure(_FOR_REPORT)
-        error = self.posted.explain(op, seq)
+        error = self.posted.explain(op, seq, self.timeout)
         if self.problem:
             error.add_note(f"calls under way could not be ended: {self.problem}")
         return error
@@ -231,7 +233,8 @@ class GuardedCalls:
     def on_failure(self) -> None:
         """In a thread of ours, on every rank, once the group has failed."""
         self.problem = self.engine.interrupt()
-        error = self.posted.explain(self.posted.failure().call.op, self.posted.failure().seq)
+        failure = self.posted.failure()
+        error = self.posted.explain(failure.call.op, failure.seq, self.timeout)
         tell.failed(error)
         if self.problem:
             logger.error("%s\n  the calls that are under way could not be ended: %s", error, self.problem)
@@ -268,9 +271,13 @@ class GuardedCalls:
             self.posted.fail_by_timeout(missing, call, seq)
 
     def find_missing(self, call: _native.Description, seq: int) -> list[int]:
-        """The ranks that have not posted the call."""
+        """The ranks that have not posted the call. Of a message: as far as their numbers tell."""
         if call.op in _native.MESSAGE_OPS:
-            return [call.peer] if call.peer >= 0 else []
+            is_behind = call.peer >= 0 and self.posted.messages_posted(call.peer, sends=call.op == "recv") < seq
+            if call.peer < 0:
+                # From anybody.
+                return [rank for rank in range(self.info.size) if rank != self.info.rank]
+            return [call.peer] if is_behind else []
         own = self.info.rank
         return [rank for rank in range(self.info.size) if rank != own and self.posted.posted(rank) < seq]
 

@@ -80,8 +80,10 @@ def _guard(group: ProcessGroup, store: Store, timeout: timedelta | None, was_use
     if was_used:
         own_store.set(f"calls/{info.rank}", str(num_calls(group)))
     try:
-        patience = min(seconds, _PATIENCE)
-        calls.posted = posting.join(own_store, info, patience, calls.on_failure, engine=calls.engine.name)
+        patience, engine = min(seconds, _PATIENCE), calls.engine
+        calls.posted = posting.join(
+            own_store, info, patience, calls.on_failure, engine=engine.name, matches_tags=engine.matches_tags
+        )
     except PhalanxError as error:
         logger.warning("group %r is not guarded: %s", info.name, error)
         return group

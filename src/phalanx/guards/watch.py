@@ -12,9 +12,11 @@ import threading
 import time
 import weakref
 
+from phalanx import _native
 from phalanx.guards.calls import GuardedCalls
 from phalanx.guards.work import GuardedWork
 from phalanx.log import logger
+from phalanx.transports import waits
 
 __all__ = ["forget", "look_after"]
 
@@ -63,9 +65,10 @@ def _run() -> None:
 
 def _look(calls: GuardedCalls) -> None:
     under_way = _prune(calls)
-    waited = [work for work in list(calls.waits.values()) if not work.ended]
-    works = {id(work): work for work in (*under_way, *waited)}.values()
+    waited = {thread: work for thread, work in list(calls.waits.items()) if not work.ended}
+    works = {id(work): work for work in (*under_way, *waited.values())}.values()
     now = time.monotonic()
+    _enter_long_waits(calls, waited, now)
     for work in works:
         age = now - work.began
         if calls.posted.is_broken:
@@ -76,6 +79,38 @@ def _look(calls: GuardedCalls) -> None:
         if slow and age > slow and not work.told_slow and calls.find_missing(work.call, work.seq):
             work.told_slow = True
             _tell_slow(calls, work, slow)
+
+
+def _enter_long_waits(calls: GuardedCalls, waited: dict[int, GuardedWork], now: float) -> None:
+    """For the search for deadlocks: waits that last."""
+    for key, token in list(calls.entered.items()):
+        thread, work = key
+        if waited.get(thread) is not work:
+            del calls.entered[key]
+            waits.leave(token)
+    for thread, work in waited.items():
+        if now - work.began > waits.LONG and (thread, work) not in calls.entered:
+            calls.entered[thread, work] = _enter(calls, work, thread)
+
+
+def _enter(calls: GuardedCalls, work: GuardedWork, thread: int) -> int:
+    call, seq = work.call, work.seq
+    is_message = call.op in _native.MESSAGE_OPS
+
+    def absent() -> list[int]:
+        return [] if work.ended else calls.find_missing(call, seq)
+
+    return waits.enter(
+        calls.posted,
+        call.op,
+        seq,
+        absent,
+        is_any=is_message and call.peer < 0,
+        peer=call.peer if is_message else -1,
+        tag=call.tag if is_message else 0,
+        where=calls.posted.place_of(call, seq),
+        thread=thread,
+    )
 
 
 def _prune(calls: GuardedCalls) -> list[GuardedWork]:

@@ -35,6 +35,7 @@ _MISMATCH_HINTS = {
     "COUNT": "give tensors of the same number of elements on all ranks, or look for a call that one of them left out",
     "DTYPE": "give tensors of one dtype on all ranks, or look for a call that one of them left out",
     "ROOT": "pass the same root on all ranks",
+    "DEVICE": "pass tensors on the same type of device on all ranks",
     "REDUCE_OP": "pass the same reduce op on all ranks",
     "SPLITS": "make what each rank sends to another equal to what that one expects of it",
     "SHAPE": "pass tensors of the same sizes, in the same order, on all ranks",
