@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     warnings: list[str]
 
 
-class _Warnings(logging.Handler):
+class Warnings(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.texts: list[str] = []
@@ -56,7 +56,7 @@ class Groups:
         self.here = here
         self.rank = here.rank
         self.gate = Gate(here)
-        self.warnings = _Warnings()
+        self.warnings = Warnings()
         logger.addHandler(self.warnings)
         here.init(timeout=_TIMEOUT)
         self.a, self.b, self.c = (dist.new_group(timeout=timedelta(seconds=_TIMEOUT)) for _ in range(3))

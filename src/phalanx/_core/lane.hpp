@@ -22,11 +22,11 @@ namespace phalanx {
 struct PendingCall {
   Op op;
   std::uint64_t seq;
-  int peer = kNoRank;         // of a message
-  std::uint32_t tag = 0;      // of a message
-  bool is_matched = false;    // of a message: both sides have met, and its bytes move
-  std::vector<int> missing;   // the ranks for which it waits
-  std::string where;          // the line of the program that made it
+  int peer = kNoRank;        // of a message
+  std::uint32_t tag = 0;     // of a message
+  bool is_matched = false;   // of a message: both sides have met, and its bytes move
+  std::vector<int> missing;  // the ranks for which it waits
+  std::string where;         // the line of the program that made it
 };
 
 class Lane : public Tendable {
