@@ -7,6 +7,7 @@ step never needs one that comes after it, so no schedule makes a program hang.
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 import time
@@ -108,7 +109,7 @@ def _play_one(
                 continue
             chance = step.chance(rank)
             finish = _make(
-                step, rank, groups[step.group], chance, lambda n=step.number: progress.wait(1 - thread, n - 1)
+                step, rank, groups[step.group], chance, functools.partial(progress.wait, 1 - thread, step.number - 1)
             )
             if finish is not None:
                 later.append((step.number + chance.randint(1, 6), finish))
