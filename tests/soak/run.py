@@ -313,7 +313,8 @@ def soak_waiting(keeper: Keeper, options: argparse.Namespace, seed: int, tally: 
     looks = sum(int(number) for number in re.findall(r"(\d+) looks", done.stdout))
     verdict = "FAILED" if done.returncode else "none called a deadlock"
     tally.lines.append(
-        f"waiting: {factor * WAITING_PROGRAMS:,} programs, {looks:,} looks, in {time.monotonic() - start:.0f} s, {verdict}"
+        f"waiting: {factor * WAITING_PROGRAMS:,} programs, {looks:,} looks in {time.monotonic() - start:.0f} s, "
+        f"{verdict}"
     )
     if done.returncode:
         tally.failures += 1

@@ -12,6 +12,7 @@ from phalanx.debug import thread_looks
 from phalanx.debug.deadlocks import Finding, find, still_holds
 from phalanx.debug.thread_looks import Sight
 from phalanx.debug.waiting import ANYBODY, Acting, GroupState, PeerProcess, Pending, Process, Snapshot, Wait, unpack
+from phalanx.transports.waits import Helpers
 
 _SECOND = 1_000_000_000
 
@@ -332,6 +333,12 @@ def test_helpers_of_torch_and_ours_can_not_act_but_those_of_autograd_can() -> No
     assert not _acts(running._replace(name="phalanx"))
     assert _acts(running._replace(name="pt_autograd_0"))
     assert _acts(running._replace(name="python"))
+
+
+def test_threads_of_an_engine_can_act_unless_all_their_calls_are_known() -> None:
+    sights = {5: Sight("pt_gloo_runloop", "S", (1, 1), "running"), 6: Sight("python", "S", (1, 1), "running")}
+    assert len(thread_looks.acting(sights, sights, set(), set(), 1)) == 2
+    assert not thread_looks.acting(sights, sights, set(), set(), 1, Helpers(("pt_gloo",), frozenset({6})))
 
 
 def test_a_thread_with_the_name_of_the_program_is_no_helper() -> None:

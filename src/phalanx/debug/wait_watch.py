@@ -206,7 +206,12 @@ class _Look:
         self.sights: dict[int, Sight] = thread_looks.look()
         waiting = {wait.thread for wait in found}
         acting: list[Acting] = thread_looks.acting(
-            {} if last is None else last.sights, self.sights, waiting, thread_looks.idle_threads(), main
+            {} if last is None else last.sights,
+            self.sights,
+            waiting,
+            thread_looks.idle_threads(self.sights),
+            main,
+            waits.helpers(),
         )
         ended_ns = time.monotonic_ns()
         before_it: Snapshot | None = None if last is None else last.snapshot
