@@ -49,7 +49,7 @@ test-newest: ## run the test suite on torch 2.15.0 (TORCH=2.14.1 PYTHON=python3.
 conformance: $(BUILT) ## all of torch's own distributed suite, beside Gloo; writes docs/conformance.md (3 minutes; TORCH=2.15.0)
 	@$(RUN) tests/conformance/conform.py $(CONFORMANCE)
 
-soak: build ## 500 random deaths, a million mixed calls, 1000 programs of shared memory, 2000 random programs, 5000 damaged boxes (30 minutes; SOAK="--kills 50" for fewer)
+soak: build ## 500 random deaths, a million mixed calls, 1000 programs of shared memory, 2000 random programs, 3000 programs that wait, 5000 damaged boxes (40 minutes; SOAK="--kills 50" for fewer)
 	@$(BIN)/python tests/soak/run.py $(SOAK)
 
 # What nanobind tells of the native module, in the project's format.

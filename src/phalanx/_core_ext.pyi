@@ -571,8 +571,10 @@ class PendingCall:
 def long_waits() -> list[WaitingThread]:
     """The waits of threads of this process that last long."""
 
-def set_long(tell: Callable[[], None] | None) -> None:
-    """Calls it whenever a wait has become one of `long_waits()`."""
+def set_long(tell: Callable[[], None] | None, seconds: float = 1.0) -> None:
+    """
+    Calls it whenever a wait has become one of `long_waits()`, after so many seconds.
+    """
 
 class BlackBox:
     """

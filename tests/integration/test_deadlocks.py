@@ -22,8 +22,11 @@ import torch.distributed as dist
 from ranks import End, Gate, Here, World, place, run, until
 
 import phalanx
+from phalanx.debug.observing import wait_watch
 from phalanx.debug.own_box import own_box
 from phalanx.log import logger
+from phalanx.transports import posting, waits
+from phalanx.types import GroupInfo
 
 # Seconds: long enough for a deadlock to be found on a machine that is busy.
 _TIMEOUT = 7.0
@@ -40,7 +43,7 @@ class Outcome(NamedTuple):
     warnings: list[str]
 
 
-class _Warnings(logging.Handler):
+class Warnings(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.texts: list[str] = []
@@ -56,7 +59,7 @@ class Groups:
         self.here = here
         self.rank = here.rank
         self.gate = Gate(here)
-        self.warnings = _Warnings()
+        self.warnings = Warnings()
         logger.addHandler(self.warnings)
         here.init(timeout=_TIMEOUT)
         self.a, self.b, self.c = (dist.new_group(timeout=timedelta(seconds=_TIMEOUT)) for _ in range(3))
@@ -495,3 +498,32 @@ def _end_well(here: Here) -> tuple[bool, bool]:
 
 def test_nothing_is_left_of_it(tmp_path: Path) -> None:
     assert [end.value for end in run(_end_well, 2, tmp_path)] == [(True, False)] * 2
+
+
+def _mixed(groups: Groups) -> None:
+    """Rank 0 waits in a call of another engine that rank 1 has not posted; rank 1 in a call of ours."""
+    info = GroupInfo("posted", groups.rank, 2)
+    posted = posting.join(groups.here.store("posted"), info, 30, lambda: None)
+    try:
+        if groups.rank == 1:
+            groups.reduce(groups.a)
+            return
+        token = waits.enter(posted, "all_reduce", 1, lambda: [1], where="engine.py:3, in train")
+        until(lambda: wait_watch().finding_of(posted.identity) is not None, "no deadlock is found")
+        # Rank 1 gives up in its own time.
+        groups.gate.wait("done 1")
+        waits.leave(token)
+    finally:
+        posted.close()
+
+
+def test_a_call_of_another_engine_against_one_of_ours(tmp_path: Path) -> None:
+    outcomes = _outcomes(run(_carry_out, 2, tmp_path, _mixed))
+    lines = [
+        "  rank 0 waits for rank 1 in all_reduce, seq 1, group 'posted', at engine.py:3, in train",
+        f"  rank 1 waits for rank 0 in all_reduce, seq 1, group '1', at {_at(Groups.reduce, 'return dist.all_reduce')}",
+    ]
+    for outcome in outcomes:
+        (warning,) = outcome.warnings
+        assert warning.splitlines()[1:] == [*lines, _NEXT]
+    assert isinstance(outcomes[1].error, phalanx.Deadlock)

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -68,9 +69,15 @@ void bind_waits(nb::module_& module, nb::class_<GroupEnd>& group) {
       .def_ro("where", &PendingCall::where);
   module.def("long_waits", [] { return long_waits().all(); }, "The waits of threads of this process that last long.");
   module.def(
-      "set_long", [](nb::object tell) { on_long_wait() = std::move(tell); }, "tell"_a.none(),
-      nb::sig("def set_long(tell: collections.abc.Callable[[], None] | None) -> None"),
-      "Calls it whenever a wait has become one of `long_waits()`.");
+      "set_long",
+      [](nb::object tell, double seconds) {
+        on_long_wait() = std::move(tell);
+        LongWaits::set_threshold(
+            std::chrono::nanoseconds(static_cast<std::int64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9)));
+      },
+      "tell"_a.none(), "seconds"_a = 1.0,
+      nb::sig("def set_long(tell: collections.abc.Callable[[], None] | None, seconds: float = 1.0) -> None"),
+      "Calls it whenever a wait has become one of `long_waits()`, after so many seconds.");
   group.def("pending_calls", &pending_calls, "seconds"_a,
             "Carries out what can be carried out now, and returns what is left: the first collective and all "
             "messages. None where a lane is busy for all of this time.");

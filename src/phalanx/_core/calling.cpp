@@ -94,7 +94,7 @@ class LongWait {
         is_bounded_(is_bounded),
         slow_at_(hooks.slow_at(beginning)),
         refused_at_(ticket.made + kRefusalGrace),
-        long_at_(beginning + kLongWait) {}
+        long_at_(beginning + LongWaits::threshold()) {}
   ~LongWait() {
     if (registered_ != 0) long_waits().remove(registered_);
   }

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -14,9 +15,6 @@
 #include "ops.hpp"
 
 namespace phalanx {
-
-// A wait is registered once it has lasted this long: shorter ones cost nothing.
-inline constexpr std::chrono::milliseconds kLongWait{1000};
 
 struct WaitingThread {
   std::uint64_t id = 0;
@@ -34,11 +32,20 @@ struct WaitingThread {
 // Thread-safe. No lock is held while anything else is called.
 class LongWaits {
  public:
+  // A wait is registered once it has lasted this long: shorter ones cost nothing. Tests change it.
+  static Clock::duration threshold() noexcept { return Clock::duration(threshold_.load(std::memory_order_relaxed)); }
+  static void set_threshold(Clock::duration duration) noexcept {
+    threshold_.store(duration.count(), std::memory_order_relaxed);
+  }
+
   std::uint64_t add(WaitingThread wait);
   void remove(std::uint64_t id) noexcept;
   std::vector<WaitingThread> all() const;
 
  private:
+  static constexpr Clock::duration kThreshold = std::chrono::seconds(1);
+  static inline std::atomic<Clock::rep> threshold_{kThreshold.count()};
+
   mutable std::mutex mutex_;
   std::uint64_t last_id_ = 0;
   std::vector<WaitingThread> waits_;

@@ -228,7 +228,7 @@ def _describe(graph: _Graph, own: Process, core: list[Process]) -> Finding:
     ranks = describe_ranks(sorted(set(numbers)))
     head = f"{ranks} wait for each other" if len(core) > 1 else f"{ranks} waits for itself"
     if graph.is_sure:
-        head += ", and no other thread of theirs can make the missing calls"
+        head += f", and no other thread of {'theirs' if len(core) > 1 else 'its process'} can make the missing calls"
     else:
         head = f"probably a deadlock: {head}"
         acting = [(process, thread) for process in core for thread in graph.snapshots[process].acting]

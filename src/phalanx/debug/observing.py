@@ -37,7 +37,7 @@ from phalanx.transports.refusals import awaited_refusals
 from phalanx.transports.reports import describe_awaited_refusals, describe_shapes
 from phalanx.types import GroupInfo
 
-__all__ = ["install"]
+__all__ = ["install", "wait_watch"]
 
 _VARIABLE = "PHALANX_SLOW"
 _SLOW = 10.0
@@ -55,6 +55,11 @@ def install() -> None:
         _watching.append(_Watching())
         observe(_watching[0])
         take_advice_of(Advising(_watching[0].groups, _watching[0].waits))
+
+
+def wait_watch() -> WaitWatch:
+    """What looks for deadlocks in this process."""
+    return _watching[0].waits
 
 
 def slow_seconds() -> float:
@@ -129,7 +134,7 @@ class _Watching(Observer):
         self._number(transport, info)
         if box is not None:
             group.keep_records(box, remember_group(box, info, identity=group.identity), own.path)
-        # As of now: tests change it.
+        # As of now: tests change both.
         _native.set_slow(slow_seconds(), self.tell_slow, self.tell_refused)
         _native.set_long(self.waits.begin)
         if box is not None and self._is_in_no_group:

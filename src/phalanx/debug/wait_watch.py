@@ -45,6 +45,9 @@ class WaitWatch:
 
     def __init__(self, groups: SeenGroups) -> None:
         self._groups = groups
+        # Tests look more often, at shorter waits.
+        self.period = _PERIOD
+        self.num_looks = 0
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
@@ -121,10 +124,11 @@ class WaitWatch:
             if now - last_wait > (_LONGEST_TOLD if tells else _LINGER):
                 return
             last = self._look(last) if last_wait == now or tells else None
-            stop.wait(_PERIOD)
+            stop.wait(self.period)
 
     def _look(self, last: _Look | None) -> _Look:
         current = _Look(self._groups.all(), self._told, last)
+        self.num_looks += 1
         own_box().write(_file_name(), current.snapshot.pack())
         snapshots = _read_all(current.snapshot)
         finding = deadlocks.find(current.snapshot.process, snapshots)
@@ -202,7 +206,12 @@ class _Look:
         self.sights: dict[int, Sight] = thread_looks.look()
         waiting = {wait.thread for wait in found}
         acting: list[Acting] = thread_looks.acting(
-            {} if last is None else last.sights, self.sights, waiting, thread_looks.idle_threads(), main
+            {} if last is None else last.sights,
+            self.sights,
+            waiting,
+            thread_looks.idle_threads(self.sights),
+            main,
+            waits.helpers(),
         )
         ended_ns = time.monotonic_ns()
         before_it: Snapshot | None = None if last is None else last.snapshot

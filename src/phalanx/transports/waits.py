@@ -10,13 +10,25 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from phalanx.transports.identities import Identity
 from phalanx.types import GroupInfo
 
-__all__ = ["LONG", "NO_THREAD", "ForeignWait", "WaitedGroup", "enter", "entered", "leave", "on_enter"]
+__all__ = [
+    "LONG",
+    "NO_THREAD",
+    "ForeignWait",
+    "Helpers",
+    "WaitedGroup",
+    "enter",
+    "entered",
+    "helpers",
+    "leave",
+    "on_enter",
+    "set_helpers",
+]
 
 LONG = 1.0
 # In place of a thread: a call in flight for whose end no thread of ours waits, but which lets another thread go on.
@@ -54,6 +66,12 @@ class ForeignWait(NamedTuple):
     since_ns: int
 
 
+class Helpers(NamedTuple):
+    names: tuple[str, ...] = ()
+    threads: frozenset[int] = frozenset()
+
+
+_helpers = Helpers()
 _tokens = itertools.count(1)
 _waits: dict[int, ForeignWait] = {}
 # Called at each `enter`, by the thread that waits: must return at once.
@@ -95,6 +113,17 @@ def leave(token: int) -> None:
     _waits.pop(token, None)
 
 
+def set_helpers(names: Sequence[str], threads: Collection[int] = ()) -> None:
+    """Threads of other engines that carry on nothing but calls whose waits are entered here, by the beginnings of their
+    names and by their numbers. Any other thread of an engine may let a thread of the program go on."""
+    global _helpers
+    _helpers = Helpers(tuple(names), frozenset(threads))
+
+
+def helpers() -> Helpers:
+    return _helpers
+
+
 def entered() -> dict[int, ForeignWait]:
     """All waits, by token."""
     return dict(_waits)
@@ -105,5 +134,10 @@ def on_enter(callback: Callable[[], None]) -> None:
     _on_enter = callback
 
 
-# The threads of a parent do not wait in its forked child.
-os.register_at_fork(after_in_child=_waits.clear)
+def _begin_anew() -> None:
+    """In a forked child, in which the threads of its parent do not wait."""
+    _waits.clear()
+    set_helpers(())
+
+
+os.register_at_fork(after_in_child=_begin_anew)
