@@ -38,7 +38,7 @@ demo: $(BUILT) ## train a small model with DDP on 4 ranks, then compare collecti
 
 # tests/spreading.py says which worker runs what.
 test: build ## run the test suite (7 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 3 $(PYTEST)
+	@$(BIN)/python -m pytest -n 4 $(PYTEST)
 
 check: lint ## for the inner loop: the linters, the unit tests, a slice of the contract suite
 	@PHALANX_CONTRACT=slice $(BIN)/python -m pytest -n 2 -q -m "not slow" tests/unit tests/contract

@@ -288,9 +288,11 @@ def check_store(store: object, name: str) -> None:
         )
 
 
-def _numbers(group: str, ranks: Sequence[object]) -> list[int]:
-    # Torch passes a list of int for each rank of each group: the short way for these.
-    return [one if type(one) is int else _number(group, "ranks", one) for one in ranks]
+def _numbers(group: str, ranks: Sequence[object]) -> Sequence[int]:
+    # Every rank of a world lists all of them. So this looks at each only where it is no int, as torch passes it.
+    if isinstance(ranks, range):
+        return ranks
+    return list(ranks) if set(map(type, ranks)) <= {int} else [_number(group, "ranks", one) for one in ranks]
 
 
 def _number(group: str, what: str, value: object) -> int:

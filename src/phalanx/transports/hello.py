@@ -13,11 +13,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Self
 from urllib.parse import quote
 
 from phalanx import _native
+from phalanx.phrases import runs_of
 from phalanx.transports import levels
 from phalanx.transports.identities import Identity
 from phalanx.types import GroupInfo
@@ -59,16 +59,8 @@ def quoted(name: str) -> str:
 
 def key_of_ranks(members: Sequence[int]) -> str:
     """The same for the same ranks in the same order: `0-3,7`, or a hash where that would be long."""
-    # Almost always all ranks of a world: that takes no look at each of them.
-    runs = [members] if isinstance(members, range) and members.step == 1 else _runs_of(members)
-    text = ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs if run)
+    text = runs_of(members)
     return text if len(text) <= _LONGEST_KEY else hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _runs_of(members: Sequence[int]) -> list[range]:
-    """The runs of consecutive numbers that these are made of."""
-    ends = [0, *(at for at in range(1, len(members)) if members[at] != members[at - 1] + 1), len(members)]
-    return [range(members[begin], members[end - 1] + 1) for begin, end in pairwise(ends) if begin < end]
 
 
 def count_of(value: bytes) -> int:
