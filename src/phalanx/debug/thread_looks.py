@@ -31,7 +31,7 @@ _WAITS = (0, 6, 9, 13)
 # are not among them: a thread of the program may wait for them.
 _OUR_NAMES = ("phalanx", "phalanx-deaths")
 _TORCH_NAMES = ("pt_tcpstore",)
-_OUR_THREADS = ("phalanx-answers", "phalanx-waits")
+_OUR_THREADS = ("phalanx-answers", "phalanx-guard", "phalanx-waits")
 _KEEPER = "phalanx-keeper"
 _RUNNING = "R"
 _NO_HELPERS = Helpers()

@@ -13,6 +13,7 @@ import time
 import weakref
 
 from phalanx import _native
+from phalanx.group.torch_compat.replacing import has_plain_groups
 from phalanx.guards.calls import GuardedCalls
 from phalanx.guards.work import GuardedWork
 from phalanx.log import logger
@@ -24,6 +25,8 @@ _NAME = "phalanx-guard"
 _BETWEEN_LOOKS = 0.25
 # Seconds that the engine gets for a call all of whose ranks had come, one of which is gone now.
 _PATIENCE = 0.4
+# The names of threads of backends begin so. They carry on the backends' calls.
+_HELPERS = ("pt_gloo", "gloo_tcp_loop", "pt_nccl")
 
 _guarded: weakref.WeakSet[GuardedCalls] = weakref.WeakSet()
 _lock = threading.Lock()
@@ -68,7 +71,9 @@ def _look(calls: GuardedCalls) -> None:
     waited = {thread: work for thread, work in list(calls.waits.items()) if not work.ended}
     works = {id(work): work for work in (*under_way, *waited.values())}.values()
     now = time.monotonic()
-    _enter_long_waits(calls, waited, now)
+    known = {id(work) for work in waited.values()}
+    in_flight = [(waits.NO_THREAD, work) for work in under_way if id(work) not in known]
+    _enter_long_waits(calls, [*waited.items(), *in_flight], now)
     for work in works:
         age = now - work.began
         if calls.posted.is_broken:
@@ -81,16 +86,17 @@ def _look(calls: GuardedCalls) -> None:
             _tell_slow(calls, work, slow)
 
 
-def _enter_long_waits(calls: GuardedCalls, waited: dict[int, GuardedWork], now: float) -> None:
-    """For the search for deadlocks: waits that last."""
-    for key, token in list(calls.entered.items()):
-        thread, work = key
-        if waited.get(thread) is not work:
-            del calls.entered[key]
-            waits.leave(token)
-    for thread, work in waited.items():
-        if now - work.began > waits.LONG and (thread, work) not in calls.entered:
-            calls.entered[thread, work] = _enter(calls, work, thread)
+def _enter_long_waits(calls: GuardedCalls, waited: list[tuple[int, GuardedWork]], now: float) -> None:
+    """For the search for deadlocks: waits that last, and calls that nobody waits for by a work of ours."""
+    for key in calls.entered.keys() - set(waited):
+        waits.leave(calls.entered.pop(key))
+    long = {key for key in waited if now - key[1].began > waits.LONG}
+    if not long - calls.entered.keys():
+        return
+    # Threads of a backend may let others go on, unless every call of theirs is known.
+    waits.set_helpers(() if has_plain_groups() else _HELPERS)
+    for thread, work in long - calls.entered.keys():
+        calls.entered[thread, work] = _enter(calls, work, thread)
 
 
 def _enter(calls: GuardedCalls, work: GuardedWork, thread: int) -> int:
