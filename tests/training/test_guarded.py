@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from on_gloo import Killed, OnGloo, run_on_gloo, same
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 import phalanx
 
 _Program = Callable[[int, Any], Any]
+_Hook = Callable[[DistributedDataParallel], None]
 
 
 def _deep() -> nn.Sequential:
@@ -73,9 +74,7 @@ _SMALL: dict[str, Any] = {"bucket_cap_mb": 0.005}
 class _Ddp:
     """DDP with options and a comm hook; a function of a rank that processes can be told of."""
 
-    def __init__(
-        self, build: Callable[[], nn.Module] = _deep, hook: Callable[[DistributedDataParallel], None] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, build: Callable[[], nn.Module] = _deep, hook: _Hook | None = None, **options: Any) -> None:
         self.build, self.hook, self.options = build, hook, options
 
     def __call__(self, rank: int, world: OnGloo) -> list[Tensor]:
@@ -103,11 +102,6 @@ def _then(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
 
 def _of_futures(model: DistributedDataParallel) -> None:
     model.register_comm_hook(None, _then)
-
-
-def _power_sgd(model: DistributedDataParallel) -> None:
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
 def _no_sync(rank: int, world: OnGloo) -> list[Tensor]:
@@ -190,7 +184,7 @@ def test_results_are_those_of_plain_gloo(name: str, tmp_path: Path) -> None:
 class _Differs:
     """Rank 1 has another model than the others, which DDP does not notice when it is made."""
 
-    def __init__(self, hook: Callable[[DistributedDataParallel], None] | None = None, **options: Any) -> None:
+    def __init__(self, hook: _Hook | None = None, **options: Any) -> None:
         self.hook, self.options = hook, options
 
     def __call__(self, rank: int, world: OnGloo) -> tuple[str, str]:
@@ -229,10 +223,11 @@ def test_a_mismatch_in_a_backward_pass(name: str, tmp_path: Path) -> None:
 
 
 def _order_of_parameters(rank: int, world: OnGloo) -> str:
-    """Rank 1 has the same parameters in another order."""
+    """Rank 1 has the same parameters in another order: they differ once DDP has cut its buckets."""
     first, second = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
     layers = [second, first] if rank == 1 else [first, second]
     model = DistributedDataParallel(nn.Sequential(*layers), init_sync=False, bucket_cap_mb=0.0001)
+    model(torch.ones(2, 6)).sum().backward()
     loss = model(torch.ones(2, 6)).sum()
     with pytest.raises(phalanx.Mismatch) as caught:
         loss.backward()
@@ -268,7 +263,7 @@ class _Dies:
 def test_a_rank_that_dies_in_a_backward_pass(name: str, tmp_path: Path) -> None:
     text, killed = run_on_gloo(_Dies(**_BACKWARDS[name]), 2, tmp_path, guarded=True)
     assert isinstance(killed, Killed)
-    assert "rank 1 was killed by SIGKILL" in text
+    assert "rank 1 died (killed by SIGKILL)" in text
 
 
 def _fsdp_differs(rank: int, world: OnGloo) -> str:
