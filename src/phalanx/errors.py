@@ -66,6 +66,11 @@ class PhalanxError(DistBackendError):
         self.message = message
         super().__init__(self._render())
 
+    def add_evidence(self, *lines: str) -> None:
+        """Adds lines before the hint."""
+        self.message = "\n".join([self.message, *lines])
+        self.args = (self._render(),)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Between processes it stays as it is: made anew it would be rendered anew.
         return restored, (type(self), self.args, self.__dict__)

@@ -90,7 +90,12 @@ class GuardedCalls:
         try:
             self.group.monitored_barrier(*args, **kwargs)
         except Exception as error:
-            self._raise_cause(call, seq, error)
+            try:
+                self._raise_cause(call, seq, error)
+            except PhalanxError as cause:
+                # Gloo names the ranks that it has waited for.
+                cause.add_evidence(*(f"  {self.engine.name}: {line}" for line in _without_stack(str(error))))
+                raise
         self.posted.end(call, seq)
 
     def start_coalescing(self, device: Any) -> None:
@@ -133,7 +138,10 @@ class GuardedCalls:
         return seq
 
     def _deliver_in_backward(self, work: GuardedWork) -> None:
-        """DDP waits for the engine's future, and would lose the class of our error: it finds the call ended."""
+        """DDP waits for the engine's future, and would lose the class of our error: it finds the call ended.
+
+        In a final callback of the autograd engine DDP would wait before anything that is queued now.
+        """
 
         def deliver() -> None:
             if self.waits_on_host(work):
@@ -141,8 +149,7 @@ class GuardedCalls:
             elif self.posted.is_broken:
                 raise self.explain(work.call.op, work.seq)
 
-        if not in_final_callback():
-            at_end_of_backward(deliver)
+        deliver() if in_final_callback() else at_end_of_backward(deliver)
 
     # Waiting for calls.
 
@@ -292,3 +299,11 @@ class GuardedCalls:
     def describe_missing(self, call: _native.Description, seq: int) -> list[str]:
         """Lines that say where the ranks are that this call waits for."""
         return ask.absent(self.posted, self.info, call.op, seq, self.find_missing(call, seq))
+
+
+def _without_stack(text: str) -> Iterator[str]:
+    """The lines of an error of the engine, without its stack in C++."""
+    for line in text.splitlines():
+        if line.startswith(("Exception raised from", "frame #")):
+            return
+        yield line.strip()

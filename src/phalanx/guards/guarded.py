@@ -83,7 +83,7 @@ def _guarded(name: str) -> Callable[..., Any]:
 
     method.__name__ = name
     method.__qualname__ = f"{GuardedGroup.__name__}.{name}"
-    return method
+    return not_traced(method)
 
 
 for _name in METHODS:

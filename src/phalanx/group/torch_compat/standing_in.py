@@ -125,7 +125,7 @@ def _passed_on(name: str, asked: str) -> Callable[..., Any]:
 
     method.__name__ = name
     method.__qualname__ = f"{StandIn.__name__}.{name}"
-    return method
+    return not_traced(method)
 
 
 def _shared(name: str) -> property:
@@ -135,7 +135,7 @@ def _shared(name: str) -> property:
     def assign(self: StandIn, value: Any) -> None:
         setattr(self.plain, name, value)
 
-    return property(get, assign)
+    return property(not_traced(get), not_traced(assign))
 
 
 def _pass_on_everything() -> None:
