@@ -1,4 +1,4 @@
-"""Runs all benchmarks: imports, memory, groups, calls, DDP, tests in one process, reports, posts, guards, old version."""
+"""Runs all benchmarks: imports, memory, groups, calls, DDP, one process, reports, posts, guards, old version."""
 
 import sys
 

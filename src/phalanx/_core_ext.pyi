@@ -625,6 +625,19 @@ class Agreement:
     def post(self, call: Description, result: int = ...) -> int:
         """The number of the call among this rank's."""
 
+    @overload
+    def begin(self, call: DividedCall) -> int: ...
+    @overload
+    def begin(self, call: Description) -> int:
+        """
+        Posts a call that is about to be made. 0: the group is broken or left, and the call must not be made.
+        """
+
+    def finish(self, call: Description, seq: int) -> bool:
+        """
+        The engine has ended the call well. Returns whether the group is broken.
+        """
+
     def end(self, call: Description, seq: int, well: bool) -> None:
         """For reports and records: the call has ended."""
 

@@ -195,6 +195,20 @@ class JoinedAgreement {
     return answer_of(*member_->segment, member_->segment->seat_of(rank),
                      std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
   }
+  // The same, for a call that is about to be made. 0: the group is broken, known by now or before, or this rank is in
+  // it no more, and the call must not be made.
+  std::uint64_t begin(const Description& call, std::uint64_t balance = 0) {
+    if (forked() || member_->has_left() || is_broken()) return 0;
+    const std::uint64_t seq = post(call, 0, balance);
+    if (!agreement_->has_found()) return seq;
+    records_.end(call, seq, false);
+    return 0;
+  }
+  // The engine has ended the call well. Returns whether the group is broken.
+  bool finish(const Description& call, std::uint64_t seq) {
+    end(call, seq, true);
+    return is_broken();
+  }
   void end(const Description& call, std::uint64_t seq, bool well) {
     if (forked()) return;
     records_.end(call, seq, well);
@@ -287,6 +301,14 @@ void bind_agreement(nb::module_& module) {
           "post",
           [](JoinedAgreement& self, const Description& call, std::uint64_t result) { return self.post(call, result); },
           "call"_a, "result"_a = 0, "The number of the call among this rank's.")
+      .def(
+          "begin", [](JoinedAgreement& self, const DividedCall& call) { return self.begin(call, call.balance); },
+          "call"_a)
+      .def(
+          "begin", [](JoinedAgreement& self, const Description& call) { return self.begin(call); }, "call"_a,
+          "Posts a call that is about to be made. 0: the group is broken or left, and the call must not be made.")
+      .def("finish", &JoinedAgreement::finish, "call"_a, "seq"_a,
+           "The engine has ended the call well. Returns whether the group is broken.")
       .def("end", &JoinedAgreement::end, "call"_a, "seq"_a, "well"_a, "For reports and records: the call has ended.")
       .def_prop_ro("is_broken", &JoinedAgreement::is_broken,
                    "Whether ranks are known to disagree, or the group has failed otherwise.")

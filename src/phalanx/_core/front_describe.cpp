@@ -47,6 +47,7 @@ class MethodReader {
       if (spelled.is_message()) return describe_one(spelled, reader);
       Arranged made;
       arrange(*method_->form, spelled.arguments, rank_, size_, reader, made);
+      if (spelled.is_async) made.call.flags |= kAsync;
       if (!traits_of(made.call.op).exchanges_sizes) return nb::cast(made.call);
       const auto sent = [&](int peer) { return num_for(made.in, peer); };
       const auto expected = [&](int peer) { return num_for(made.out, peer); };

@@ -35,12 +35,11 @@ from phalanx.transports.posting import PostedCalls
 from phalanx.transports.recording import remember_group
 from phalanx.transports.refusals import awaited_refusals
 from phalanx.transports.reports import describe_awaited_refusals, describe_shapes
+from phalanx.transports.slowness import slow_seconds
 from phalanx.types import GroupInfo
 
 __all__ = ["install", "wait_watch"]
 
-_VARIABLE = "PHALANX_SLOW"
-_SLOW = 10.0
 # Texts that a process leaves in its job's folder.
 _MOST_REPORTS = 20
 # Seconds after a failure.
@@ -60,16 +59,6 @@ def install() -> None:
 def wait_watch() -> WaitWatch:
     """What looks for deadlocks in this process."""
     return _watching[0].waits
-
-
-def slow_seconds() -> float:
-    """How long a call may wait before it says so; 0: for ever."""
-    asked = os.environ.get(_VARIABLE, "")
-    try:
-        return max(float(asked), 0.0) if asked else _SLOW
-    except ValueError:
-        logger.warning("expected %s to be a number of seconds, got %r; it is %g", _VARIABLE, asked, _SLOW)
-        return _SLOW
 
 
 class _Watching(Observer):

@@ -7,14 +7,15 @@ engine's.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from threading import get_native_id
+from time import monotonic
+from typing import Any, NamedTuple
 
 from torch.futures import Future
 
@@ -33,10 +34,12 @@ from phalanx.transports.observers import tell
 from phalanx.transports.posting import PostedCalls
 from phalanx.types import GroupInfo
 
-__all__ = ["GuardedCalls"]
+__all__ = ["GuardedCalls", "UnderWay"]
 
 _Description = _native.Description
-_CPU = _native.DEVICES.index("cpu")
+_ASYNC = _native.ASYNC
+# Devices whose calls end where the host waits for them; 0: a call without tensors.
+_HOST = (0, _native.DEVICES.index("cpu"))
 # Seconds that an error of the engine waits for news of its cause: a peer's end, or a report that is on its way.
 _FOR_NEWS = 1.0
 _BETWEEN_LOOKS = 0.01
@@ -44,6 +47,19 @@ _BETWEEN_LOOKS = 0.01
 _FOR_REPORT = 5.0
 # Calls under way that are looked after; older ones are forgotten.
 _MOST_KEPT = 4096
+
+
+class UnderWay(NamedTuple):
+    """A call that an engine carries out, as the thread that looks after calls sees it."""
+
+    call: _native.Description
+    seq: int
+    engines: Any  # the engine's Work
+    began: float
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.engines.is_completed())
 
 
 class GuardedCalls:
@@ -54,39 +70,84 @@ class GuardedCalls:
         self.info = info
         self.engine = engine
         self.timeout = timeout
-        # Set once the ranks have met, before the first call.
+        # Set by `begin`, before the first call.
         self.posted: PostedCalls
+        # torch's methods for calls, guarded.
+        self.methods: dict[str, Callable[..., Any]] = {}
         # Newest last. A work that the program drops is the engine's own business.
         self.under_way: deque[weakref.ref[GuardedWork]] = deque(maxlen=_MOST_KEPT)
-        # By the system's number of a thread: the calls that the program waits for.
-        self.waits: dict[int, GuardedWork] = {}
-        # By thread and call: waits that are known to the search for deadlocks.
-        self.entered: dict[tuple[int, GuardedWork], int] = {}
+        # By the system's number of a thread: the fields of the `UnderWay` that the program waits for.
+        self.waits: dict[int, tuple[_native.Description, int, Any, float]] = {}
         # Why calls could not be ended.
         self.problem = ""
-        readers = {name: _native.MethodReader(name, info.rank, info.size) for name in set(METHODS.values())}
-        self._methods = {
-            name: (readers[front], getattr(group, name)) for name, front in METHODS.items() if hasattr(group, name)
-        }
         # The works of calls that are being coalesced.
         self._coalesced: list[GuardedWork] | None = None
 
+    def begin(self, posted: PostedCalls) -> None:
+        """The ranks have met."""
+        self.posted = posted
+        self.methods = {
+            name: self._guarded(name, front) for name, front in METHODS.items() if hasattr(self.group, name)
+        }
+
     # Making calls.
 
-    def make(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of one of torch's methods."""
-        read, carry_out = self._methods[method]
-        if num_dispatch_modes() and fakes_tensors():
-            return carry_out(*args, **kwargs)
-        call = read(*args, **kwargs)
-        if not isinstance(call, _Description):
-            call = describe_roughly(method, args, kwargs)
-        return self._make(call, lambda: carry_out(*args, **kwargs))
+    def _guarded(self, name: str, front: str) -> Callable[..., Any]:
+        """One of torch's methods. A call takes as few steps as it can."""
+        read = _native.MethodReader(front, self.info.rank, self.info.size)
+        carry_out = getattr(self.group, name)
+        begin, finish = self.posted.native.begin, self.posted.native.finish
+        # The sender of a receive from anybody is not known yet: the call is posted when it is.
+        is_posted_late = front == "recv_anysource"
+        waits = self.waits
+
+        def make(*args: Any, **kwargs: Any) -> Any:
+            if num_dispatch_modes() and fakes_tensors():
+                return carry_out(*args, **kwargs)
+            call = read(*args, **kwargs)
+            if not isinstance(call, _Description):
+                call = describe_roughly(name, args, kwargs)
+            if is_posted_late:
+                seq = 0
+            elif not (seq := begin(call)):
+                # Where this rank was the last to come, it has found the difference: the engine must not begin the call.
+                raise self.explain(call.op, self.posted.seq)
+            try:
+                engines = carry_out(*args, **kwargs)
+                if call.flags & _ASYNC or call.device not in _HOST or engines is None or self._coalesced is not None:
+                    return self._hand_out(call, seq, engines)
+                thread = get_native_id()
+                waits[thread] = call, seq, engines, monotonic()
+                try:
+                    engines.wait()
+                finally:
+                    del waits[thread]
+            except Exception as error:
+                self._raise_cause(call, seq, error)
+            if finish(call, seq) and self.is_broken_for(call, seq, has_ended=True):
+                raise self.explain(call.op, seq)
+            # torch waits for it once more, and drops it.
+            return engines
+
+        return make
+
+    def _hand_out(self, call: _native.Description, seq: int, engines: Any) -> Any:
+        if engines is None:
+            return None
+        work = GuardedWork(self, engines, call, seq)
+        self.under_way.append(weakref.ref(work))
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        if in_backward():
+            self._deliver_in_backward(work)
+        return work
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """Gloo's own barrier, which waits by itself."""
-        seq = self._post(_Description("barrier"))
         call = _Description("barrier")
+        seq = self.posted.native.begin(call)
+        if not seq:
+            raise self.explain(call.op, self.posted.seq)
         try:
             self.group.monitored_barrier(*args, **kwargs)
         except Exception as error:
@@ -109,34 +170,6 @@ class GuardedCalls:
             return engines
         return GuardedWork(self, engines, works[-1].call, works[-1].seq)
 
-    def _make(self, call: _native.Description, carry_out: Callable[[], Any]) -> Any:
-        # The sender of a receive from anybody is not known yet: the call is posted when it is.
-        seq = 0 if call.op == "recv" and call.peer < 0 else self._post(call)
-        try:
-            engines = carry_out()
-        except Exception as error:
-            self._raise_cause(call, seq, error)
-        if engines is None:
-            return None
-        work = GuardedWork(self, engines, call, seq)
-        self.under_way.append(weakref.ref(work))
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        if in_backward():
-            self._deliver_in_backward(work)
-        return work
-
-    def _post(self, call: _native.Description) -> int:
-        posted = self.posted
-        if posted.is_broken:
-            raise self.explain(call.op, 0)
-        seq = posted.post(call)
-        # This rank was the last to come, and has found the difference: the engine is not to begin the call.
-        if posted.is_broken:
-            posted.end(call, seq, well=False)
-            raise self.explain(call.op, seq)
-        return seq
-
     def _deliver_in_backward(self, work: GuardedWork) -> None:
         """DDP waits for the engine's future, and would lose the class of our error: it finds the call ended.
 
@@ -154,21 +187,24 @@ class GuardedCalls:
     # Waiting for calls.
 
     def wait(self, work: GuardedWork, timeout: timedelta = NO_TIMEOUT) -> bool:
-        with self._waiting(work):
-            try:
-                done: bool = work.engines.wait() if timeout is NO_TIMEOUT else work.engines.wait(timeout)
-            except Exception as error:
-                self._raise_cause(work.call, work.seq, error)
-        self._finish(work)
+        engines = work.engines
+        done: bool = self._wait(work, engines.wait if timeout is NO_TIMEOUT else partial(engines.wait, timeout))
         return done
 
     def synchronize(self, work: GuardedWork) -> None:
-        with self._waiting(work):
-            try:
-                work.engines.synchronize()
-            except Exception as error:
-                self._raise_cause(work.call, work.seq, error)
+        self._wait(work, work.engines.synchronize)
+
+    def _wait(self, work: GuardedWork, wait: Callable[[], Any]) -> Any:
+        thread = get_native_id()
+        self.waits[thread] = work.call, work.seq, work.engines, work.began
+        try:
+            result = wait()
+        except Exception as error:
+            self._raise_cause(work.call, work.seq, error)
+        finally:
+            self.waits.pop(thread, None)
         self._finish(work)
+        return result
 
     def future_of(self, work: GuardedWork) -> Future[Any]:
         future: Future[Any] = work.engines.get_future()
@@ -183,24 +219,11 @@ class GuardedCalls:
         self._finish(work)
         return value
 
-    @contextlib.contextmanager
-    def _waiting(self, work: GuardedWork) -> Iterator[None]:
-        thread = threading.get_native_id()
-        before = self.waits.get(thread)
-        self.waits[thread] = work
-        try:
-            yield
-        finally:
-            if before is None:
-                self.waits.pop(thread, None)
-            else:
-                self.waits[thread] = before
-
     def _finish(self, work: GuardedWork) -> None:
         """The engine's wait is over. On a device the call may go on."""
         if self.waits_on_host(work):
             self.note_end(work, well=True)
-        if self.is_broken_for(work):
+        if self.is_broken_for(work.call, work.seq, has_ended=work.ended):
             raise self.explain(work.call.op, work.seq)
 
     def note_end(self, work: GuardedWork, *, well: bool) -> None:
@@ -208,27 +231,27 @@ class GuardedCalls:
         if work.ended:
             return
         work.ended = True
-        if work.seq == 0 and well:
-            source = work.engines.source_rank() if hasattr(work.engines, "source_rank") else -1
+        if work.seq:
+            self.posted.end(work.call, work.seq, well=well)
+        elif well:
+            source = work.source_rank()
             if source >= 0:
                 call = work.call.with_peer(source)
                 self.posted.end(call, self.posted.post(call))
-        elif work.seq:
-            self.posted.end(work.call, work.seq, well=well)
 
     def waits_on_host(self, work: GuardedWork) -> bool:
-        return work.call.device in (0, _CPU)
+        return work.call.device in _HOST
 
     # Failures.
 
-    def is_broken_for(self, work: GuardedWork) -> bool:
+    def is_broken_for(self, call: _native.Description, seq: int, *, has_ended: bool) -> bool:
         """Whether the group has failed, and not only after this call had ended well on all ranks."""
         if not self.posted.is_broken:
             return False
-        if work.call.op in _native.MESSAGE_OPS or not work.seq or not self.posted.has_failed:
+        if not has_ended or call.op in _native.MESSAGE_OPS or not seq or not self.posted.has_failed:
             return True
         failure = self.posted.failure()
-        return failure.call.op in _native.MESSAGE_OPS or work.seq > failure.agreed or not work.ended
+        return failure.call.op in _native.MESSAGE_OPS or seq > failure.agreed
 
     def explain(self, op: str, seq: int) -> PhalanxError:
         self.posted.wait_for_failure(_FOR_REPORT)

@@ -81,8 +81,10 @@ def _guard(group: ProcessGroup, store: Store, timeout: timedelta | None, was_use
         own_store.set(f"calls/{info.rank}", str(num_calls(group)))
     try:
         patience, engine = min(seconds, _PATIENCE), calls.engine
-        calls.posted = posting.join(
-            own_store, info, patience, calls.on_failure, engine=engine.name, matches_tags=engine.matches_tags
+        calls.begin(
+            posting.join(
+                own_store, info, patience, calls.on_failure, engine=engine.name, matches_tags=engine.matches_tags
+            )
         )
     except PhalanxError as error:
         logger.warning("group %r is not guarded: %s", info.name, error)

@@ -11,13 +11,14 @@ import os
 import threading
 import time
 import weakref
+from typing import Any
 
 from phalanx import _native
 from phalanx.group.torch_compat.replacing import has_plain_groups
-from phalanx.guards.calls import GuardedCalls
-from phalanx.guards.work import GuardedWork
+from phalanx.guards.calls import GuardedCalls, UnderWay
 from phalanx.log import logger
 from phalanx.transports import waits
+from phalanx.transports.slowness import slow_seconds
 
 __all__ = ["forget", "look_after"]
 
@@ -29,6 +30,12 @@ _PATIENCE = 0.4
 _HELPERS = ("pt_gloo", "gloo_tcp_loop", "pt_nccl")
 
 _guarded: weakref.WeakSet[GuardedCalls] = weakref.WeakSet()
+# Waits that are known to the search for deadlocks, by thread and the identity of the engine's work.
+_entered: weakref.WeakKeyDictionary[GuardedCalls, dict[tuple[int, int], tuple[int, UnderWay]]] = (
+    weakref.WeakKeyDictionary()
+)
+# Works of engines whose slowness was logged, by their identity.
+_told: dict[int, Any] = {}
 _lock = threading.Lock()
 _stopped = threading.Event()
 _thread: threading.Thread | None = None
@@ -67,44 +74,46 @@ def _run() -> None:
 
 
 def _look(calls: GuardedCalls) -> None:
-    under_way = _prune(calls)
-    waited = {thread: work for thread, work in list(calls.waits.items()) if not work.ended}
-    works = {id(work): work for work in (*under_way, *waited.values())}.values()
+    waited = {thread: UnderWay(*fields) for thread, fields in list(calls.waits.items())}
+    known = {id(call.engines) for call in waited.values()}
+    in_flight = [call for call in _prune(calls) if id(call.engines) not in known]
     now = time.monotonic()
-    known = {id(work) for work in waited.values()}
-    in_flight = [(waits.NO_THREAD, work) for work in under_way if id(work) not in known]
-    _enter_long_waits(calls, [*waited.items(), *in_flight], now)
-    for work in works:
-        age = now - work.began
+    _enter_long_waits(calls, [*waited.items(), *((waits.NO_THREAD, call) for call in in_flight)], now)
+    slow = slow_seconds()
+    for call in (*waited.values(), *in_flight):
+        age = now - call.began
         if calls.posted.is_broken:
             return
         if age > _PATIENCE:
-            _look_for_deaths(calls, work)
-        slow = _slow_seconds()
-        if slow and age > slow and not work.told_slow and calls.find_missing(work.call, work.seq):
-            work.told_slow = True
-            _tell_slow(calls, work, slow)
+            _look_for_deaths(calls, call)
+        if slow and age > slow and id(call.engines) not in _told and calls.find_missing(call.call, call.seq):
+            _told[id(call.engines)] = call.engines
+            _tell_slow(calls, call, slow)
+    for number in _told.keys() - known - {id(call.engines) for call in in_flight}:
+        del _told[number]
 
 
-def _enter_long_waits(calls: GuardedCalls, waited: list[tuple[int, GuardedWork]], now: float) -> None:
+def _enter_long_waits(calls: GuardedCalls, found: list[tuple[int, UnderWay]], now: float) -> None:
     """For the search for deadlocks: waits that last, and calls that nobody waits for by a work of ours."""
-    for key in calls.entered.keys() - set(waited):
-        waits.leave(calls.entered.pop(key))
-    long = {key for key in waited if now - key[1].began > waits.LONG}
-    if not long - calls.entered.keys():
-        return
-    # Threads of a backend may let others go on, unless every call of theirs is known.
-    waits.set_helpers(() if has_plain_groups() else _HELPERS)
-    for thread, work in long - calls.entered.keys():
-        calls.entered[thread, work] = _enter(calls, work, thread)
+    long = {(thread, id(call.engines)): call for thread, call in found if now - call.began > waits.LONG}
+    entered = _entered.setdefault(calls, {})
+    for key in entered.keys() - long.keys():
+        waits.leave(entered.pop(key)[0])
+    new = long.keys() - entered.keys()
+    if new:
+        # Threads of a backend may let others go on, unless every call of theirs is known.
+        waits.set_helpers(() if has_plain_groups() else _HELPERS)
+    for key in new:
+        # With the call: another one may not have its number.
+        entered[key] = _enter(calls, long[key], key[0]), long[key]
 
 
-def _enter(calls: GuardedCalls, work: GuardedWork, thread: int) -> int:
-    call, seq = work.call, work.seq
+def _enter(calls: GuardedCalls, found: UnderWay, thread: int) -> int:
+    call, seq = found.call, found.seq
     is_message = call.op in _native.MESSAGE_OPS
 
     def absent() -> list[int]:
-        return [] if work.ended else calls.find_missing(call, seq)
+        return [] if found.has_ended else calls.find_missing(call, seq)
 
     return waits.enter(
         calls.posted,
@@ -119,8 +128,8 @@ def _enter(calls: GuardedCalls, work: GuardedWork, thread: int) -> int:
     )
 
 
-def _prune(calls: GuardedCalls) -> list[GuardedWork]:
-    """The works that are under way. Those that have ended are forgotten, and noted as ended."""
+def _prune(calls: GuardedCalls) -> list[UnderWay]:
+    """The calls that are under way. Those that have ended are forgotten, and noted as ended."""
     left = []
     for _ in range(len(calls.under_way)):
         with contextlib.suppress(IndexError):
@@ -134,11 +143,11 @@ def _prune(calls: GuardedCalls) -> list[GuardedWork]:
                     calls.note_end(work, well=work.engines.is_success())
                 continue
             calls.under_way.append(reference)
-            left.append(work)
+            left.append(UnderWay(work.call, work.seq, work.engines, work.began))
     return left
 
 
-def _look_for_deaths(calls: GuardedCalls, work: GuardedWork) -> None:
+def _look_for_deaths(calls: GuardedCalls, work: UnderWay) -> None:
     lost = calls.find_lost(work.call, work.seq)
     if lost is None or not work.seq:
         return
@@ -149,19 +158,11 @@ def _look_for_deaths(calls: GuardedCalls, work: GuardedWork) -> None:
     calls.posted.fail_by_end(lost, work.call, work.seq)
 
 
-def _tell_slow(calls: GuardedCalls, work: GuardedWork, slow: float) -> None:
+def _tell_slow(calls: GuardedCalls, work: UnderWay, slow: float) -> None:
     info = calls.info
     head = f"{work.call.op}, seq {work.seq}, group {info.name!r}, rank {info.rank}"
     lines = calls.describe_missing(work.call, work.seq)
     logger.warning("%s", "\n".join([f"{head}: has waited for {slow:g} s", *lines]))
-
-
-def _slow_seconds() -> float:
-    # Tests change it.
-    try:
-        return max(float(os.environ.get("PHALANX_SLOW") or 10.0), 0.0)
-    except ValueError:
-        return 10.0
 
 
 def _forget_after_fork() -> None:

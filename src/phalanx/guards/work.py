@@ -27,8 +27,6 @@ class GuardedWork(StandInWork):
     _future: Future[Any] | None = None
     # Whether the engine has ended it, as far as this rank has looked.
     ended = False
-    # Whether somebody was told that it takes long.
-    told_slow = False
 
     def __init__(self, calls: GuardedCalls, engines: TorchWork, call: _native.Description, seq: int) -> None:
         super().__init__(engines)
@@ -37,6 +35,10 @@ class GuardedWork(StandInWork):
         self.seq = seq
         self.began = time.monotonic()
 
+    @property
+    def _is_broken(self) -> bool:
+        return self.calls.is_broken_for(self.call, self.seq, has_ended=self.ended)
+
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         return self.calls.wait(self, timeout)
 
@@ -44,15 +46,15 @@ class GuardedWork(StandInWork):
         self.calls.synchronize(self)
 
     def is_completed(self) -> bool:
-        if self.calls.is_broken_for(self):
+        if self._is_broken:
             return True
         return bool(self.engines.is_completed())
 
     def is_success(self) -> bool:
-        return not self.calls.is_broken_for(self) and bool(self.engines.is_success())
+        return not self._is_broken and bool(self.engines.is_success())
 
     def exception(self) -> BaseException | None:
-        if self.calls.is_broken_for(self):
+        if self._is_broken:
             return self.calls.explain(self.call.op, self.seq)
         error: BaseException | None = self.engines.exception()
         return error

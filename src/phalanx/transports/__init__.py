@@ -43,6 +43,7 @@ What went wrong, in words:
     refusals.py        notes about calls that a rank refused
     waits.py           waits for calls of other engines
     deadlocks.py       cycles of waits
+    slowness.py        how long a call may wait before a warning
     limits.py          which limit of the system was hit
     places.py          which code is the program's own
     levels.py          how much is compared

@@ -95,6 +95,11 @@ class PostedCalls:
             raise self._unusable(call.op)
         return self._agreement.post(call, result)
 
+    @property
+    def native(self) -> _native.Agreement:
+        """For calls that are made through a native `begin` and `finish`."""
+        return self._agreement
+
     def end(self, call: _native.Description, seq: int, *, well: bool = True) -> None:
         """The engine has ended the call with this number. From any thread."""
         self._agreement.end(call, seq, well)
