@@ -36,7 +36,7 @@ build: $(VENV)/.built ## make .venv and build the native core
 demo: $(BUILT) ## train a small model with DDP on 4 ranks, then compare collective times with Gloo's
 	@$(RUN) examples/train_ddp.py --ranks 4
 
-# tests/spreading.py says which worker runs what.
+# tests/spreading.py says which worker runs what. More workers than cores: a third of the time tests only wait.
 test: build ## run the test suite (7 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 4 $(PYTEST)
 

@@ -293,7 +293,7 @@ def _numbers(group: str, ranks: Sequence[object]) -> Sequence[int]:
     if isinstance(ranks, range):
         return ranks
     if set(map(type, ranks)) <= {int}:
-        return cast("Sequence[int]", list(ranks))
+        return list(cast(Sequence[int], ranks))
     return [_number(group, "ranks", one) for one in ranks]
 
 

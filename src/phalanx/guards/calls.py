@@ -11,11 +11,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from datetime import timedelta
-from functools import partial
 from threading import get_native_id
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from torch.futures import Future
 
@@ -24,7 +22,6 @@ from phalanx.errors import PhalanxError
 from phalanx.group.torch_compat.autograd import at_end_of_backward, in_backward, in_final_callback
 from phalanx.group.torch_compat.dispatcher import fakes_tensors, num_dispatch_modes
 from phalanx.group.torch_compat.standing_in import end_coalescing, start_coalescing
-from phalanx.group.work import NO_TIMEOUT
 from phalanx.guards.describing import METHODS, describe_roughly
 from phalanx.guards.engines import Engine
 from phalanx.guards.work import GuardedWork
@@ -86,6 +83,7 @@ class GuardedCalls:
     def begin(self, posted: PostedCalls) -> None:
         """The ranks have met."""
         self.posted = posted
+        self._finish = posted.native.finish
         self.methods = {
             name: self._guarded(name, front) for name, front in METHODS.items() if hasattr(self.group, name)
         }
@@ -123,7 +121,7 @@ class GuardedCalls:
                 finally:
                     del waits[thread]
             except Exception as error:
-                self._raise_cause(call, seq, error)
+                self.raise_cause(call, seq, error)
             if finish(call, seq) and self.is_broken_for(call, seq, has_ended=True):
                 raise self.explain(call.op, seq)
             # torch waits for it once more, and drops it.
@@ -152,7 +150,7 @@ class GuardedCalls:
             self.group.monitored_barrier(*args, **kwargs)
         except Exception as error:
             try:
-                self._raise_cause(call, seq, error)
+                self.raise_cause(call, seq, error)
             except PhalanxError as cause:
                 # Gloo names the ranks that it has waited for.
                 cause.add_evidence(*(f"  {self.engine.name}: {line}" for line in _without_stack(str(error))))
@@ -186,26 +184,6 @@ class GuardedCalls:
 
     # Waiting for calls.
 
-    def wait(self, work: GuardedWork, timeout: timedelta = NO_TIMEOUT) -> bool:
-        engines = work.engines
-        done: bool = self._wait(work, engines.wait if timeout is NO_TIMEOUT else partial(engines.wait, timeout))
-        return done
-
-    def synchronize(self, work: GuardedWork) -> None:
-        self._wait(work, work.engines.synchronize)
-
-    def _wait(self, work: GuardedWork, wait: Callable[[], Any]) -> Any:
-        thread = get_native_id()
-        self.waits[thread] = work.call, work.seq, work.engines, work.began
-        try:
-            result = wait()
-        except Exception as error:
-            self._raise_cause(work.call, work.seq, error)
-        finally:
-            self.waits.pop(thread, None)
-        self._finish(work)
-        return result
-
     def future_of(self, work: GuardedWork) -> Future[Any]:
         future: Future[Any] = work.engines.get_future()
         # Chaining to the future of a device would change its streams.
@@ -215,16 +193,22 @@ class GuardedCalls:
         try:
             value = future.value()
         except Exception as error:
-            self._raise_cause(work.call, work.seq, error)
-        self._finish(work)
+            self.raise_cause(work.call, work.seq, error)
+        self.finish(work)
         return value
 
-    def _finish(self, work: GuardedWork) -> None:
+    def finish(self, work: GuardedWork) -> None:
         """The engine's wait is over. On a device the call may go on."""
-        if self.waits_on_host(work):
-            self.note_end(work, well=True)
-        if self.is_broken_for(work.call, work.seq, has_ended=work.ended):
-            raise self.explain(work.call.op, work.seq)
+        call, seq = work.call, work.seq
+        if seq and not work.ended and call.device in _HOST:
+            work.ended = True
+            is_broken = self._finish(call, seq)
+        else:
+            if self.waits_on_host(work):
+                self.note_end(work, well=True)
+            is_broken = self.posted.is_broken
+        if is_broken and self.is_broken_for(call, seq, has_ended=work.ended):
+            raise self.explain(call.op, seq)
 
     def note_end(self, work: GuardedWork, *, well: bool) -> None:
         """The engine has ended the call."""
@@ -269,7 +253,7 @@ class GuardedCalls:
         if self.problem:
             logger.error("%s\n  the calls that are under way could not be ended: %s", error, self.problem)
 
-    def _raise_cause(self, call: _native.Description, seq: int, error: Exception) -> None:
+    def raise_cause(self, call: _native.Description, seq: int, error: Exception) -> NoReturn:
         """Raises why the engine has failed, as far as the ranks can tell; else the engine's own error."""
         if isinstance(error, PhalanxError):
             raise error

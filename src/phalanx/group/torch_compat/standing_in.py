@@ -71,7 +71,7 @@ class StandInWork(TorchWork):
     """The Work of an engine in a class of ours. `engines` is the engine's own."""
 
     def __init__(self, engines: TorchWork) -> None:
-        super().__init__()
+        TorchWork.__init__(self)
         self.engines: Any = engines
 
     def get_future_result(self) -> Any:
