@@ -113,7 +113,7 @@ class GuardedCalls:
         try:
             engines = carry_out()
         except Exception as error:
-            self._raise_cause(call, seq, error)
+            self._raise_cause(call, seq, error, was_made=False)
         if engines is None:
             return None
         work = GuardedWork(self, engines, call, seq)
@@ -243,24 +243,26 @@ class GuardedCalls:
         if self.problem:
             logger.error("%s\n  the calls that are under way could not be ended: %s", error, self.problem)
 
-    def _raise_cause(self, call: _native.Description, seq: int, error: Exception) -> None:
+    def _raise_cause(self, call: _native.Description, seq: int, error: Exception, was_made: bool = True) -> None:
         """Raises why the engine has failed, as far as the ranks can tell; else the engine's own error."""
         if isinstance(error, PhalanxError):
             raise error
         if seq and not self.posted.is_broken:
-            self._look_for_cause(call, seq, error)
+            self._look_for_cause(call, seq, error, was_made)
         if self.posted.is_broken:
             raise self.explain(call.op, seq) from error
         if seq:
             self.posted.end(call, seq, well=False)
         raise error
 
-    def _look_for_cause(self, call: _native.Description, seq: int, error: Exception) -> None:
+    def _look_for_cause(self, call: _native.Description, seq: int, error: Exception, was_made: bool) -> None:
         """News may take longer than a connection that closes."""
         text = str(error).lower()
         is_late = "timed out" in text or "timeout" in text
-        # What an engine says at once of its arguments is its own.
         is_broken_link = not is_late and any(word in text for word in ("connection", "peer", "socket", "read error"))
+        # What an engine, or a hook of torch's, says of the arguments is its own, even if a peer has left meanwhile.
+        if not was_made and not is_late and not is_broken_link:
+            return
         until = time.monotonic() + (_FOR_NEWS if is_broken_link else 0.0)
         while not self.posted.is_broken:
             lost = self.find_lost(call, seq)

@@ -31,8 +31,10 @@ class GlooLinks:
     def __init__(self, store: Store, size: int, devices: Sequence[str]) -> None:
         """`store` is the group's own. Raises ValueError where it does not say what is needed here."""
         keys = [str(rank) for rank in range(size)]
-        # As torch and Gloo prefix the keys. torch names the first device that the backend was registered for.
-        stores = [PrefixStore("0", PrefixStore(f"{device}/", store)) for device in devices]
+        # As torch and Gloo prefix the keys. torch names the first device that the backend was registered for; in a
+        # group that was split off, none.
+        prefixed = [*(PrefixStore(f"{device}/", store) for device in devices), store]
+        stores = [PrefixStore("0", one) for one in prefixed]
         rendezvous = next((one for one in stores if one.check(keys)), None)
         if rendezvous is None:
             raise ValueError("Gloo has left no addresses in the store")
