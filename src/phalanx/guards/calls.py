@@ -110,6 +110,7 @@ class GuardedCalls:
             elif not (seq := begin(call)):
                 # Where this rank was the last to come, it has found the difference: the engine must not begin the call.
                 raise self.explain(call.op, self.posted.seq)
+            engines = None
             try:
                 engines = carry_out(*args, **kwargs)
                 if call.flags & _ASYNC or call.device not in _HOST or engines is None or self._coalesced is not None:
@@ -121,7 +122,7 @@ class GuardedCalls:
                 finally:
                     del waits[thread]
             except Exception as error:
-                self.raise_cause(call, seq, error)
+                self.raise_cause(call, seq, error, was_made=engines is not None)
             if finish(call, seq) and self.is_broken_for(call, seq, has_ended=True):
                 raise self.explain(call.op, seq)
             # torch waits for it once more, and drops it.
@@ -253,24 +254,26 @@ class GuardedCalls:
         if self.problem:
             logger.error("%s\n  the calls that are under way could not be ended: %s", error, self.problem)
 
-    def raise_cause(self, call: _native.Description, seq: int, error: Exception) -> NoReturn:
+    def raise_cause(self, call: _native.Description, seq: int, error: Exception, was_made: bool = True) -> NoReturn:
         """Raises why the engine has failed, as far as the ranks can tell; else the engine's own error."""
         if isinstance(error, PhalanxError):
             raise error
         if seq and not self.posted.is_broken:
-            self._look_for_cause(call, seq, error)
+            self._look_for_cause(call, seq, error, was_made)
         if self.posted.is_broken:
             raise self.explain(call.op, seq) from error
         if seq:
             self.posted.end(call, seq, well=False)
         raise error
 
-    def _look_for_cause(self, call: _native.Description, seq: int, error: Exception) -> None:
+    def _look_for_cause(self, call: _native.Description, seq: int, error: Exception, was_made: bool) -> None:
         """News may take longer than a connection that closes."""
         text = str(error).lower()
         is_late = "timed out" in text or "timeout" in text
-        # What an engine says at once of its arguments is its own.
         is_broken_link = not is_late and any(word in text for word in ("connection", "peer", "socket", "read error"))
+        # What an engine, or a hook of torch's, says of the arguments is its own, even if a peer has left meanwhile.
+        if not was_made and not is_late and not is_broken_link:
+            return
         until = time.monotonic() + (_FOR_NEWS if is_broken_link else 0.0)
         while not self.posted.is_broken:
             lost = self.find_lost(call, seq)

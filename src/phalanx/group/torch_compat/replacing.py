@@ -14,7 +14,16 @@ from torch.distributed import GroupMember, Store, distributed_c10d
 __all__ = ["has_plain_groups", "is_plain", "members_of", "replace", "store_of", "timeout_of", "wrap_making"]
 
 _HELPER = "_new_process_group_helper"
-_TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "pg_coalesce_state")
+_TABLES = (
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "pg_to_tag",
+    "pg_coalesce_state",
+    # Since torch 2.15: what keeps a recorder on the group, whose hooks are on the plain one.
+    "pg_flight_recorder_hooks",
+)
 
 
 def wrap_making(wrap: Callable[[ProcessGroup, Store, timedelta | None], ProcessGroup]) -> None:
