@@ -30,6 +30,8 @@ from phalanx.types import GroupInfo
 
 # Seconds: long enough for a deadlock to be found on a machine that is busy.
 _TIMEOUT = 7.0
+# Seconds, of tests in which nothing is to run into a timeout.
+_PATIENCE = 40.0
 # Looks of the rank that waits, in which a deadlock would have been found.
 _LOOKS = 6
 _NEXT = "  Next: make all ranks issue the calls of these groups in the same order, or asynchronously"
@@ -55,14 +57,14 @@ class Warnings(logging.Handler):
 class Groups:
     """The groups of a rank, by name, and what the job's folder shows."""
 
-    def __init__(self, here: Here) -> None:
+    def __init__(self, here: Here, timeout: float = _TIMEOUT) -> None:
         self.here = here
         self.rank = here.rank
         self.gate = Gate(here)
         self.warnings = Warnings()
         logger.addHandler(self.warnings)
-        here.init(timeout=_TIMEOUT)
-        self.a, self.b, self.c = (dist.new_group(timeout=timedelta(seconds=_TIMEOUT)) for _ in range(3))
+        here.init(timeout=timeout)
+        self.a, self.b, self.c = (dist.new_group(timeout=timedelta(seconds=timeout)) for _ in range(3))
         dist.barrier()
 
     def reduce(self, group: dist.ProcessGroup, **options: Any) -> Any:
@@ -91,8 +93,8 @@ class Groups:
 Steps = Callable[[Groups], object]
 
 
-def _carry_out(here: Here, steps: Steps) -> Outcome:
-    groups = Groups(here)
+def _carry_out(here: Here, steps: Steps, timeout: float = _TIMEOUT) -> Outcome:
+    groups = Groups(here, timeout)
     error = None
     try:
         steps(groups)
@@ -239,7 +241,7 @@ def _from_anybody_alive(groups: Groups) -> None:
 
 
 def test_a_receive_from_any_rank_of_which_one_can_send(tmp_path: Path) -> None:
-    _check_no_deadlock(_outcomes(run(_carry_out, 3, tmp_path, _from_anybody_alive)))
+    _check_no_deadlock(_outcomes(run(_carry_out, 3, tmp_path, _from_anybody_alive, _PATIENCE)))
 
 
 def _behind(groups: Groups) -> None:
@@ -278,12 +280,12 @@ def _async_in_turns(groups: Groups) -> None:
 
 
 def test_async_calls_that_are_waited_for_in_different_orders(tmp_path: Path) -> None:
-    _check_no_deadlock(_outcomes(run(_carry_out, 2, tmp_path, _async_in_turns)))
+    _check_no_deadlock(_outcomes(run(_carry_out, 2, tmp_path, _async_in_turns, _PATIENCE)))
 
 
 def _future_of_other_group(groups: Groups) -> None:
     """Rank 1 waits in a future of torch's, of a call that goes on as soon as rank 2 comes."""
-    pair = dist.new_group([1, 2], timeout=timedelta(seconds=_TIMEOUT))
+    pair = dist.new_group([1, 2], timeout=timedelta(seconds=_PATIENCE))
     if groups.rank == 0:
         groups.reduce(groups.a)
     elif groups.rank == 1:
@@ -302,7 +304,7 @@ def _future_of_other_group(groups: Groups) -> None:
 
 
 def test_a_thread_that_a_call_in_flight_lets_go_on(tmp_path: Path) -> None:
-    _check_no_deadlock(_outcomes(run(_carry_out, 3, tmp_path, _future_of_other_group)))
+    _check_no_deadlock(_outcomes(run(_carry_out, 3, tmp_path, _future_of_other_group, _PATIENCE)))
 
 
 def _sleep(groups: Groups) -> None:
@@ -352,14 +354,16 @@ def _be_late(groups: Groups, what: str) -> None:
 
 @pytest.mark.parametrize("what", _OWN_CODE)
 def test_a_rank_in_its_own_code(what: str, tmp_path: Path) -> None:
-    _check_no_deadlock(_outcomes(run(_carry_out, 3, tmp_path, functools.partial(_be_late, what=what))))
+    _check_no_deadlock(_outcomes(run(_carry_out, 3, tmp_path, functools.partial(_be_late, what=what), _PATIENCE)))
 
 
 def _second_thread(groups: Groups, is_enough: Callable[[Groups], bool]) -> None:
     """Both ranks wait for each other, until a second thread of rank 1 makes the missing call."""
 
+    is_over = threading.Event()
+
     def help_out() -> None:
-        while not is_enough(groups):
+        while not is_enough(groups) and not is_over.is_set():
             time.sleep(0.05)
         groups.reduce(groups.a)
 
@@ -369,8 +373,11 @@ def _second_thread(groups: Groups, is_enough: Callable[[Groups], bool]) -> None:
     else:
         helper = threading.Thread(target=help_out, name="helper")
         helper.start()
-        groups.reduce(groups.b)
-        helper.join()
+        try:
+            groups.reduce(groups.b)
+        finally:
+            is_over.set()
+            helper.join()
 
 
 def _has_looked(groups: Groups) -> bool:
@@ -379,7 +386,7 @@ def _has_looked(groups: Groups) -> bool:
 
 def test_a_second_thread_that_makes_the_missing_call(tmp_path: Path) -> None:
     steps = functools.partial(_second_thread, is_enough=_has_looked)
-    _check_no_deadlock(_outcomes(run(_carry_out, 2, tmp_path, steps)))
+    _check_no_deadlock(_outcomes(run(_carry_out, 2, tmp_path, steps, _PATIENCE)))
 
 
 def _is_told_of_it(groups: Groups) -> bool:
@@ -388,7 +395,7 @@ def _is_told_of_it(groups: Groups) -> bool:
 
 def test_a_thread_that_could_still_act_is_named(tmp_path: Path) -> None:
     steps = functools.partial(_second_thread, is_enough=_is_told_of_it)
-    outcomes = _outcomes(run(_carry_out, 2, tmp_path, steps))
+    outcomes = _outcomes(run(_carry_out, 2, tmp_path, steps, _PATIENCE))
     assert [outcome.error for outcome in outcomes] == [None, None]
     (warning,) = outcomes[1].warnings
     first, *lines = warning.splitlines()
@@ -453,7 +460,7 @@ def _bounded(groups: Groups) -> None:
 
 
 def test_a_wait_that_is_given_up(tmp_path: Path) -> None:
-    _check_no_deadlock(_outcomes(run(_carry_out, 2, tmp_path, _bounded)))
+    _check_no_deadlock(_outcomes(run(_carry_out, 2, tmp_path, _bounded, _PATIENCE)))
 
 
 def _be_stopped(groups: Groups) -> None:
@@ -466,7 +473,7 @@ def _be_stopped(groups: Groups) -> None:
 
 
 def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
-    world = World(_carry_out, 2, tmp_path, _be_stopped)
+    world = World(_carry_out, 2, tmp_path, _be_stopped, _PATIENCE)
     pid = world.told(1)
     world.signal(1, signal.SIGSTOP)
     until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "not stopped")

@@ -82,6 +82,20 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
+Looker::Looker(GroupEnd& group)
+    : thread_([this, &group] {
+        while (!stops_.load(std::memory_order_relaxed)) {
+          group.calls().look(Clock::now() + std::chrono::milliseconds(5));
+          group.messages().look(Clock::now() + std::chrono::milliseconds(5));
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+      }) {}
+
+Looker::~Looker() {
+  stops_.store(true, std::memory_order_relaxed);
+  thread_.join();
+}
+
 const char* name_of(Result result) {
   constexpr const char* kNames[] = {"finished", "failed",    "was broken", "forked",   "nested",
                                     "left",     "no memory", "pending",    "no space", "not writable"};

@@ -89,6 +89,19 @@ struct World {
 Complaints on_ranks(const std::vector<int>& ranks, const std::function<void(int, Complaints&)>& fn);
 std::vector<int> all_ranks(int size);
 
+// Looks at what is pending in a rank's lanes, again and again, from a thread of its own: as who looks for deadlocks.
+class Looker {
+ public:
+  explicit Looker(GroupEnd& group);
+  ~Looker();
+  Looker(const Looker&) = delete;
+  Looker& operator=(const Looker&) = delete;
+
+ private:
+  std::atomic<bool> stops_{false};
+  std::thread thread_;
+};
+
 const char* name_of(Result result);
 
 // Why a call can't even be handed over; `finished` where it can.

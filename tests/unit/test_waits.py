@@ -357,7 +357,9 @@ def test_threads_of_this_process() -> None:
             pass
         assert threading.get_native_id() in thread_looks.look()
     waiting.join()
-    assert waiting.native_id not in thread_looks.look()
+    # The system may take a moment to forget it.
+    while waiting.native_id in thread_looks.look():
+        pass
 
 
 def test_a_task_that_ends_meanwhile_is_left_out(tmp_path: Path) -> None:
