@@ -76,6 +76,7 @@ def _guard(group: ProcessGroup, store: Store, timeout: timedelta | None, was_use
     seconds = (timeout or timeout_of(group)).total_seconds()
     info = GroupInfo(_name_of(group), group.rank(), group.size(), members_of(group))
     calls = GuardedCalls(group, info, engine_of(group, store), seconds)
+    info.engine = calls.engine.name
     own_store = PrefixStore(_SCOPE, store)
     if was_used:
         own_store.set(f"calls/{info.rank}", str(num_calls(group)))

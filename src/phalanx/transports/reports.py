@@ -83,7 +83,8 @@ def describe_mismatch(
     seq, calls = _first_known(failure, calls, recorded or {}, full)
     sides = _sides(calls, full)
     code, field, about = _first_difference([side.calls[0] for side in sides], full)
-    lines = [f"{_INDENT}the group has {info.describe(*range(info.size))}"]
+    carried_out = f"; {info.engine} carries out its calls" if info.engine else ""
+    lines = [f"{_INDENT}the group has {info.describe(*range(info.size))}{carried_out}"]
     is_known = len(sides) > 1
     if not is_known and failure.seq > failure.agreed + 1:
         about = f"a call from seq {failure.agreed + 1} to seq {failure.seq}"
