@@ -24,7 +24,7 @@ from phalanx.group.torch_compat.autograd import at_end_of_backward, in_backward,
 from phalanx.group.torch_compat.dispatcher import fakes_tensors, num_dispatch_modes
 from phalanx.group.torch_compat.standing_in import end_coalescing, start_coalescing
 from phalanx.group.work import NO_TIMEOUT
-from phalanx.guards.describing import METHODS, describe_roughly
+from phalanx.guards.describing import METHODS, describe_elsewhere, describe_roughly
 from phalanx.guards.engines import Engine
 from phalanx.guards.work import GuardedWork
 from phalanx.log import logger
@@ -78,7 +78,7 @@ class GuardedCalls:
             return carry_out(*args, **kwargs)
         call = read(*args, **kwargs)
         if type(call) is not _Description:
-            call = describe_roughly(method, args, kwargs)
+            call = describe_elsewhere(read, args, kwargs) or describe_roughly(method, args, kwargs)
         return self._make(call, lambda: carry_out(*args, **kwargs))
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:

@@ -72,6 +72,8 @@ def _look(calls: GuardedCalls) -> None:
             return
         if age > _PATIENCE:
             _look_for_deaths(calls, work)
+        if age > calls.timeout:
+            _look_for_timeout(calls, work)
         slow = _slow_seconds()
         if slow and age > slow and not work.told_slow and calls.find_missing(work.call, work.seq):
             work.told_slow = True
@@ -106,6 +108,13 @@ def _look_for_deaths(calls: GuardedCalls, work: GuardedWork) -> None:
     if has_come and calls.posted.has_left_well(lost):
         return
     calls.posted.fail_by_end(lost, work.call, work.seq)
+
+
+def _look_for_timeout(calls: GuardedCalls, work: GuardedWork) -> None:
+    """Where the host waits, the engine itself gives up, and with the timeout of the call."""
+    missing = calls.find_missing(work.call, work.seq)
+    if missing and not calls.waits_on_host(work):
+        calls.posted.fail_by_timeout(missing, work.call, work.seq)
 
 
 def _tell_slow(calls: GuardedCalls, work: GuardedWork, slow: float) -> None:
