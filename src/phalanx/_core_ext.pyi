@@ -125,6 +125,9 @@ class Description:
     def with_flags(self, flags: int) -> Description:
         """The same call, come another way."""
 
+    def with_device(self, device: int) -> Description:
+        """The same call, with tensors of this device."""
+
     def with_peer(self, peer: int) -> Description:
         """The same message, with this peer."""
 

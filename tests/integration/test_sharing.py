@@ -37,7 +37,7 @@ def _sum(store: Path, rank: int, size: int) -> str:
     return f"sum {tensor.sum().item()}"
 
 
-def _refuse(prefixes: tuple[str, ...], ranks: tuple[int, ...], here: Here) -> None:
+def refuse(prefixes: tuple[str, ...], ranks: tuple[int, ...], here: Here) -> None:
     """Makes opening of segments under these prefixes fail on these ranks, as in a container of their own."""
     opened: Callable[[str, bytes, int], _native.Segment] = _native.Segment.open
 
@@ -55,7 +55,7 @@ def _refuse(prefixes: tuple[str, ...], ranks: tuple[int, ...], here: Here) -> No
 
 
 def _fall_back(here: Here) -> float:
-    _refuse(("/proc",), (1,), here)
+    refuse(("/proc",), (1,), here)
     here.init()
     tensor = torch.full((1_000_000,), float(here.rank))
     dist.all_reduce(tensor)
@@ -70,7 +70,7 @@ def test_where_proc_is_hidden_a_file_serves(tmp_path: Path) -> None:
 
 
 def _cannot_share(here: Here) -> None:
-    _refuse(("/proc", "/dev/shm"), (1, 2), here)
+    refuse(("/proc", "/dev/shm"), (1, 2), here)
     here.init()
 
 

@@ -9,7 +9,7 @@ import os
 
 import hypothesis
 import hypothesis.strategies as st
-from random_programs import Program, draw_program
+from random_programs import Abilities, Program, draw_program
 
 __all__ = ["NUMBERS", "SEEDS", "examples", "programs"]
 
@@ -33,5 +33,5 @@ def examples(num: int) -> hypothesis.settings:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
-    return draw_program(draw(NUMBERS))
+def programs(draw: st.DrawFn, abilities: Abilities | None = None) -> Program:
+    return draw_program(draw(NUMBERS), abilities)

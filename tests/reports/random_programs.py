@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from random_steps import COLLECTIVES, EARLY, MESSAGES, OBJECTS, Params, Spot, draw_params, write_side
+from random_steps import COLLECTIVES, DTYPES, EARLY, MESSAGES, OBJECTS, Params, Spot, draw_params, write_side
 
 import phalanx.testing as pt
 
-__all__ = ["Program", "Sources", "Step", "draw_program"]
+__all__ = ["Abilities", "Program", "Sources", "Step", "draw_program"]
 
 _MOST_RANKS = 5
 _MOST_GROUPS = 3
@@ -59,6 +59,12 @@ class Sources:
         namespace: dict[str, Any] = dict(_GIVEN)
         exec(compile(text, file, "exec"), namespace)
         namespace["program"]()
+
+    def listing(self) -> str:
+        return "\n".join(
+            f"--- rank{rank}.py\n" + "\n".join(f"{number:3} {line}" for number, line in enumerate(text.splitlines(), 1))
+            for rank, text in enumerate(self.texts)
+        )
 
 
 @dataclass
@@ -122,15 +128,25 @@ class Program:
         return "\n".join(text) + "\n"
 
 
-def draw_program(rng: random.Random) -> Program:
+@dataclass(frozen=True)
+class Abilities:
+    """What programs may ask of a backend."""
+
+    most_ranks: int = _MOST_RANKS
+    collectives: tuple[str, ...] = COLLECTIVES
+    dtypes: tuple[str, ...] = DTYPES
+
+
+def draw_program(rng: random.Random, abilities: Abilities | None = None) -> Program:
     """The same one for the same numbers."""
-    return _Drawing(rng).draw()
+    return _Drawing(rng, abilities or Abilities()).draw()
 
 
 class _Drawing:
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, abilities: Abilities) -> None:
         self._rng = rng
-        self._ranks = rng.randint(2, _MOST_RANKS)
+        self._abilities = abilities
+        self._ranks = rng.randint(2, abilities.most_ranks)
         self._groups = [tuple(range(self._ranks))]
         for _ in range(rng.randint(0, _MOST_GROUPS)):
             members = rng.sample(range(self._ranks), rng.randint(1, self._ranks))
@@ -158,16 +174,16 @@ class _Drawing:
         if drawn < 0.25 and len(members) > 1:
             self._draw_message(group, members)
             return
-        kind = rng.choice(OBJECTS if drawn > 0.9 else COLLECTIVES)
+        kind = rng.choice(OBJECTS if drawn > 0.9 else self._abilities.collectives)
         # torch gives a future for a coalesced call, and futures do not keep the class of an exception.
         is_async = kind not in (*OBJECTS, "coalesced") and rng.random() < 0.35
-        self._steps.append(Step(kind, group, members, draw_params(rng, members), is_async))
+        self._steps.append(Step(kind, group, members, draw_params(rng, members, self._abilities.dtypes), is_async))
 
     def _draw_message(self, group: int, members: Sequence[int]) -> None:
         rng = self._rng
         kind = rng.choice(("message", "message", "batch", "fan_in", "isend", "irecv"))
         sender, to = rng.sample(list(members), 2)
-        params = draw_params(rng, members) | {"sender": sender, "to": to}
+        params = draw_params(rng, members, self._abilities.dtypes) | {"sender": sender, "to": to}
         if rng.random() < 0.4:
             params["count"] = _LONG
         if kind == "fan_in":

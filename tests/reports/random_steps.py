@@ -60,11 +60,11 @@ class Spot(NamedTuple):
         return self.members.index(self.rank)
 
 
-def draw_params(rng: random.Random, members: Sequence[int]) -> Params:
+def draw_params(rng: random.Random, members: Sequence[int], dtypes: Sequence[str] = DTYPES) -> Params:
     """For any kind of step."""
     size = len(members)
     return {
-        "dtype": rng.choice(DTYPES),
+        "dtype": rng.choice(dtypes),
         "count": _MANY_ELEMENTS if rng.random() < 0.02 else rng.randint(1, _MOST_ELEMENTS),
         "root": rng.choice(members),
         "reduce_op": rng.choice(REDUCE_OPS),

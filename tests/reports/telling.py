@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import pickle
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -12,12 +14,13 @@ from typing import Any
 
 import phalanx.testing as pt
 
-__all__ = ["Outcome", "Raised", "place", "run_telling"]
+__all__ = ["Outcome", "Raised", "Running", "Start", "place", "run_telling"]
 
 # Seconds of real time, where ranks are processes: a program that hangs is to fail and not to block the suite.
 _PATIENCE = 30
 
 Program = Callable[[int, pt.World], Any]
+Start = Callable[[int, pt.World], AbstractContextManager[None]]
 
 
 @dataclass
@@ -33,18 +36,33 @@ class Raised:
 
 
 @dataclass(frozen=True)
+class Running:
+    """A program that runs with a default group of its own."""
+
+    program: Program
+    start: Start
+
+    def __call__(self, rank: int, world: pt.World) -> Any:
+        with self.start(rank, world):
+            return self.program(rank, world)
+
+
+@dataclass(frozen=True)
 class _Telling:
     """A program whose ranks write down what they raise. It is raised all the same: peers are to see how a rank ends."""
 
     program: Program
     folder: Path
+    # Makes the default group, and takes it down.
+    start: Start | None = None
 
     def __call__(self, rank: int, world: pt.World) -> Any:
-        try:
-            return self.program(rank, world)
-        except Exception as error:
-            (self.folder / str(rank)).write_bytes(pickle.dumps(error))
-            raise
+        with contextlib.nullcontext() if self.start is None else self.start(rank, world):
+            try:
+                return self.program(rank, world)
+            except Exception as error:
+                (self.folder / str(rank)).write_bytes(pickle.dumps(error))
+                raise
 
 
 def place() -> str:
@@ -62,14 +80,16 @@ class Outcome:
     raised: dict[int, Raised]
 
 
-def run_telling(program: Program, ranks: int, folder: Path, **options: Any) -> Outcome:
-    """`options` are those of `run`."""
+def run_telling(program: Program, ranks: int, folder: Path, *, start: Start | None = None, **options: Any) -> Outcome:
+    """`options` are those of `run`. With `start`, ranks make their default group in it."""
     folder.mkdir()
+    if start is not None:
+        options |= {"init": False}
     if options.get("processes"):
         options = {"timeout": timedelta(seconds=_PATIENCE), "stuck_after": _PATIENCE} | options
     first: Exception | None = None
     try:
-        pt.run(_Telling(program, folder), ranks, **options)
+        pt.run(_Telling(program, folder, start), ranks, **options)
     except Exception as error:
         first = error
     raised = {int(path.name): Raised(pickle.loads(path.read_bytes())) for path in sorted(folder.iterdir())}

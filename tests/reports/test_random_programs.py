@@ -41,7 +41,7 @@ def _run_in_threads(program: Program, seed: int) -> None:
     try:
         pt.run(sources, program.ranks, schedule="random", seed=seed)
     except Exception as error:
-        error.add_note(f"schedule {seed}\n{_listing(sources)}")
+        error.add_note(f"schedule {seed}\n{sources.listing()}")
         raise
 
 
@@ -93,7 +93,7 @@ def test_right_programs_in_processes(seed: int) -> None:
     try:
         pt.run(sources, program.ranks, processes=True, timeout=timedelta(seconds=_TIMEOUT_OF_PROCESSES))
     except Exception as error:
-        error.add_note(_listing(sources))
+        error.add_note(sources.listing())
         raise
 
 
@@ -113,7 +113,7 @@ def _check(program: FaultyProgram, sources: Sources, outcome: Outcome, seed: int
         assert program.fault is not None
         said = "\n".join(f"--- on rank {rank}: {each.text}" for rank, each in outcome.raised.items())
         where = f"seed {seed}, {program.fault.describe(program)}, line {program.fault_line}, groups {program.groups}"
-        pytest.fail("\n".join([*complaints, where, f"first: {outcome.first!r}", said, _listing(sources)]))
+        pytest.fail("\n".join([*complaints, where, f"first: {outcome.first!r}", said, sources.listing()]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -165,10 +165,3 @@ def test_the_judge_sees_what_is_wrong(kind: str, tmp_path: Path) -> None:
     elif kind not in ("left out", "extra"):
         other = replace(program, fault_line=program.fault_line + 1)
         assert list(Judge(other, outcome).complaints())
-
-
-def _listing(sources: Sources) -> str:
-    return "\n".join(
-        f"--- rank{rank}.py\n" + "\n".join(f"{number:3} {line}" for number, line in enumerate(text.splitlines(), 1))
-        for rank, text in enumerate(sources.texts)
-    )

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated:Future
 
 _NUM_SEEDS = 5
 # A report of processes waits only so long for a rank that is late, which on a busy machine any rank may be.
-_LATE = "had not made this call"
-_MOST_ATTEMPTS = 20
+LATE = "had not made this call"
+MOST_ATTEMPTS = 20
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +50,9 @@ def test_threads(wrong: Wrong, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("wrong", [_param(wrong) for wrong in PROGRAMS if wrong.processes])
 def test_processes(wrong: Wrong, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHALANX_CHECK", wrong.level)
-    for attempt in range(_MOST_ATTEMPTS):
+    for attempt in range(MOST_ATTEMPTS):
         outcome = run_telling(wrong.program, wrong.ranks, tmp_path / str(attempt), processes=True)
-        if _LATE in wrong.text or not any(_LATE in each.text for each in outcome.raised.values()):
+        if LATE in wrong.text or not any(LATE in each.text for each in outcome.raised.values()):
             break
     difference = wrong.difference(outcome, processes=True, any_order=True)
     assert not difference, difference

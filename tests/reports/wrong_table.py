@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,23 @@ class Wrong:
                     found[rank] = [line.format(**known) for line in (head[2], *lines[len(heads) :])]
         return found
 
-    def difference(self, outcome: telling.Outcome, *, processes: bool = False, any_order: bool = False) -> str:
+    def difference(
+        self,
+        outcome: telling.Outcome,
+        *,
+        processes: bool = False,
+        any_order: bool = False,
+        silent: Collection[int] = (),
+        without: re.Pattern[str] | None = None,
+    ) -> str:
         """Between what ranks must print and what they raised, in words; nothing where there is none.
 
-        With `any_order` ranks come when they like.
+        With `any_order` ranks come when they like. Ranks that are `silent` could print nothing. Lines that begin as
+        `without` are not compared.
         """
         expected = self.expected(processes=processes)
+        for rank in silent:
+            expected.pop(rank, None)
         told = {rank: _told(each.text.splitlines(), expected.get(rank, [""])) for rank, each in outcome.raised.items()}
         for reports in (expected, told):
             for rank, lines in reports.items():
@@ -91,6 +102,8 @@ class Wrong:
                     lines[0] = _FINDER.sub("while a rank waited", lines[0])
                 if processes and self.eager:
                     reports[rank] = [line for line in lines if not line.startswith("  last completed call of ")]
+                if without is not None:
+                    reports[rank] = [line for line in reports[rank] if not without.match(line)]
         if told == expected:
             return ""
         return f"expected\n{_as_text(expected)}\n\ngot\n{_as_text(told)}"

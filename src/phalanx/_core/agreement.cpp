@@ -47,7 +47,8 @@ bool Agreement::sizes_fit(std::uint64_t seq) const noexcept {
   std::uint64_t sum = 0;
   for (int rank = 0; rank < member_->size(); ++rank) {
     const auto entry = find_collective(rank, seq);
-    if (!entry) return true;
+    // 0: that rank could not tell.
+    if (!entry || entry->balance == 0) return true;
     sum += entry->balance;
   }
   return sum == 0;

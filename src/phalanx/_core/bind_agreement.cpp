@@ -111,12 +111,13 @@ class JoinedAgreement {
   JoinedAgreement(const JoinedAgreement&) = delete;
   JoinedAgreement& operator=(const JoinedAgreement&) = delete;
 
-  std::uint64_t post(const Description& call, std::uint64_t result, std::uint64_t balance = 0) {
+  std::uint64_t post(Description call, std::uint64_t result, std::uint64_t balance = 0) {
     if (forked()) throw std::runtime_error("this process was forked from the one that is in the group");
     if (member_->has_left()) throw std::runtime_error("this rank has left the group");
     // A receive from anybody is posted when its sender is known.
     if (is_message(call.op)) check_rank(*member_, call.peer);
-    const Location* const location = origin_of_call().location;
+    const auto [location, flags] = origin_of_call();
+    call.flags |= flags;
     const BoxEntry entry = records_.begin(call, location);
     const std::uint64_t seq = is_message(call.op) ? agreement_->post_message(call, location)
                                                   : agreement_->post(call, location, result, balance);

@@ -126,6 +126,14 @@ void bind_call(nb::module_& module) {
           },
           "flags"_a, "The same call, come another way.")
       .def(
+          "with_device",
+          [](const Description& self, int device) {
+            Description call = self;
+            call.device = static_cast<Device>(device);
+            return call;
+          },
+          "device"_a, "The same call, with tensors of this device.")
+      .def(
           "with_peer",
           [](const Description& self, int peer) {
             Description call = self;

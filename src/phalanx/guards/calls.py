@@ -22,7 +22,7 @@ from phalanx.errors import PhalanxError
 from phalanx.group.torch_compat.autograd import at_end_of_backward, in_backward, in_final_callback
 from phalanx.group.torch_compat.dispatcher import fakes_tensors, num_dispatch_modes
 from phalanx.group.torch_compat.standing_in import end_coalescing, start_coalescing
-from phalanx.guards.describing import METHODS, describe_roughly
+from phalanx.guards.describing import METHODS, describe_elsewhere, describe_roughly
 from phalanx.guards.engines import Engine
 from phalanx.guards.work import GuardedWork
 from phalanx.log import logger
@@ -104,7 +104,7 @@ class GuardedCalls:
                 return carry_out(*args, **kwargs)
             call = read(*args, **kwargs)
             if not isinstance(call, _Description):
-                call = describe_roughly(name, args, kwargs)
+                call = describe_elsewhere(read, args, kwargs) or describe_roughly(name, args, kwargs)
             if is_posted_late:
                 seq = 0
             elif not (seq := begin(call)):
@@ -176,7 +176,7 @@ class GuardedCalls:
         """
 
         def deliver() -> None:
-            if self.waits_on_host(work):
+            if self.waits_on_host(work.call):
                 work.wait()
             elif self.posted.is_broken:
                 raise self.explain(work.call.op, work.seq)
@@ -188,7 +188,7 @@ class GuardedCalls:
     def future_of(self, work: GuardedWork) -> Future[Any]:
         future: Future[Any] = work.engines.get_future()
         # Chaining to the future of a device would change its streams.
-        return future.then(lambda ended: self._outcome(work, ended)) if self.waits_on_host(work) else future
+        return future.then(lambda ended: self._outcome(work, ended)) if self.waits_on_host(work.call) else future
 
     def _outcome(self, work: GuardedWork, future: Future[Any]) -> Any:
         try:
@@ -205,7 +205,7 @@ class GuardedCalls:
             work.ended = True
             is_broken = self._finish(call, seq)
         else:
-            if self.waits_on_host(work):
+            if self.waits_on_host(work.call):
                 self.note_end(work, well=True)
             is_broken = self.posted.is_broken
         if is_broken and self.is_broken_for(call, seq, has_ended=work.ended):
@@ -224,8 +224,9 @@ class GuardedCalls:
                 call = work.call.with_peer(source)
                 self.posted.end(call, self.posted.post(call))
 
-    def waits_on_host(self, work: GuardedWork) -> bool:
-        return work.call.device in _HOST
+    def waits_on_host(self, call: _native.Description) -> bool:
+        """Whether a wait on the host ends with the call, and not before."""
+        return call.device in _HOST
 
     # Failures.
 

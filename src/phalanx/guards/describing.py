@@ -15,7 +15,7 @@ from phalanx import _native
 from phalanx.group.torch_compat.options import reduce_op_of
 from phalanx.types import DTYPE_CODES, NO_REDUCE_OP, NO_ROOT
 
-__all__ = ["METHODS", "describe_roughly"]
+__all__ = ["METHODS", "describe_elsewhere", "describe_roughly"]
 
 # torch's methods for collectives and messages, by the names that the front has for them.
 METHODS = {
@@ -50,6 +50,22 @@ _OTHER_DEVICE = 255
 _ANY_COUNT = -1
 
 
+def describe_elsewhere(
+    read: _native.MethodReader, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _native.Description | None:
+    """A call with tensors of a device that the native front can't read: tensors of the host that look alike are read.
+
+    None where that does not do.
+    """
+    tensors = list(_tensors((*args, *kwargs.values())))
+    if not tensors or any(one.layout is not torch.strided or one.device.type == "cpu" for one in tensors):
+        return None
+    call = read(*_alike(args), **{name: _alike(value) for name, value in kwargs.items()})
+    if not isinstance(call, _native.Description):
+        return None
+    return call.with_device(_kind(tensors[0])["device"])
+
+
 def describe_roughly(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _native.Description:
     """What can be told of a call that the native front does not read: sparse tensors, unusual spellings."""
     op = _op_of(METHODS[method])
@@ -59,13 +75,13 @@ def describe_roughly(method: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     if traits.is_message:
         numbers = [one for one in (*args[1:], *kwargs.values()) if isinstance(one, int)]
         peer, tag = (*numbers, 0)[:2] if METHODS[method] != "recv_anysource" else (-1, *numbers, 0)[:2]
-        count = _ANY_COUNT if tensor is None or tensor.layout is not torch.strided else tensor.numel()
-        return _native.Description(op, peer=peer, tag=tag, count=count, **_kind(tensor))
+        count = 0 if tensor is None else tensor.numel()
+        return _native.Description(op, peer=peer, tag=max(tag, 0), count=count, **_kind(tensor))
     reduce_op = NO_REDUCE_OP
     if traits.reduces:
         asked = getattr(options, "reduceOp", None)
         reduce_op = ReduceOp.SUM.value if asked is None else reduce_op_of(asked)[0]
-    root = getattr(options, "rootRank", NO_ROOT) if traits.rooted else NO_ROOT
+    root = getattr(options, "rootRank", kwargs.get("root", NO_ROOT)) if traits.rooted else NO_ROOT
     return _native.Description(op, reduce_op=reduce_op, root=root, count=_ANY_COUNT, **_kind(tensor))
 
 
@@ -82,6 +98,15 @@ def _kind(tensor: torch.Tensor | None) -> dict[str, int]:
         "dtype": DTYPE_CODES.get(tensor.dtype, 0),
         "device": _DEVICES.get(tensor.device.type, _OTHER_DEVICE),
     }
+
+
+def _alike(value: Any) -> Any:
+    """Tensors without memory of their own in place of those in `value`."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty((), dtype=value.dtype).expand(value.shape)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_alike(one) for one in value)
+    return value
 
 
 def _tensors(value: Any) -> Any:

@@ -11,7 +11,10 @@ from phalanx.guards.gloo_links import GlooLinks
 from phalanx.log import logger
 from phalanx.types import Store
 
-__all__ = ["Engine", "engine_of"]
+__all__ = ["Engine", "engine_of", "needs_guard"]
+
+# torch's own for tests: ranks that are not there, and ranks that are threads.
+_NO_PROCESSES = {"fake", "local", "threaded"}
 
 
 class Engine:
@@ -31,7 +34,8 @@ class Engine:
 
     def _abort(self, backend: Any) -> str:
         abort = getattr(backend, "abort", None)
-        if abort is None:
+        # A backend that is written in Python has torch's own abort(), which does nothing, unless it has another one.
+        if abort is None or (isinstance(backend, ProcessGroup) and type(backend).abort is ProcessGroup.abort):
             return f"the backend {self.name} has no abort()"
         try:
             abort()
@@ -65,9 +69,14 @@ class _Gloo(Engine):
         return ""
 
 
+def needs_guard(group: ProcessGroup) -> bool:
+    """Whether ranks that are processes carry out the calls."""
+    return not _names_of(group) & _NO_PROCESSES
+
+
 def engine_of(group: ProcessGroup, store: Store) -> Engine:
     """`store` is the group's own."""
-    names = {backend.name() for backend in backends_of(group)}
+    names = _names_of(group)
     name = ", ".join(sorted(names)) or group.name()
     if names == {"gloo"} and group.size() > 1:
         return _Gloo(group, name, store)
@@ -76,3 +85,7 @@ def engine_of(group: ProcessGroup, store: Store) -> Engine:
     if "mpi" in names:
         logger.debug("calls of MPI can't be ended")
     return Engine(group, name)
+
+
+def _names_of(group: ProcessGroup) -> set[str]:
+    return {backend.name() for backend in backends_of(group)}

@@ -11,7 +11,6 @@ from phalanx.group import endings
 from phalanx.group.process_group import ProcessGroup as PhalanxGroup
 from phalanx.group.torch_compat.groups import default_group
 from phalanx.group.torch_compat.replacing import (
-    is_plain,
     members_of,
     replace,
     store_of,
@@ -21,7 +20,7 @@ from phalanx.group.torch_compat.replacing import (
 from phalanx.group.torch_compat.standing_in import num_calls
 from phalanx.guards import watch
 from phalanx.guards.calls import GuardedCalls
-from phalanx.guards.engines import engine_of
+from phalanx.guards.engines import engine_of, needs_guard
 from phalanx.guards.guarded import GuardedGroup
 from phalanx.log import logger
 from phalanx.transports import posting
@@ -32,6 +31,8 @@ __all__ = ["guard", "guard_all"]
 # Seconds that ranks wait for each other when a guard is made, at most.
 _PATIENCE = 30.0
 _SCOPE = "phalanx/guard"
+# Groups that are guarded already, or compare their calls themselves.
+_OURS = (GuardedGroup, PhalanxGroup)
 
 
 def guard(group: ProcessGroup | None = None) -> ProcessGroup:
@@ -43,7 +44,7 @@ def guard(group: ProcessGroup | None = None) -> ProcessGroup:
     the plain group is returned.
     """
     found = default_group() if group is None else group
-    if isinstance(found, (GuardedGroup, PhalanxGroup)):
+    if isinstance(found, _OURS):
         return found
     if not isinstance(found, ProcessGroup):
         raise InvalidCall(
@@ -60,7 +61,7 @@ def guard(group: ProcessGroup | None = None) -> ProcessGroup:
             op="guard",
             hint="pass the default group, or what new_group returned",
         )
-    made = _guard(found, store, timeout_of(found), was_used=True)
+    made = _guard(found, store, timeout_of(found), members_of(found), was_used=True)
     if made is not found:
         replace(found, made)
     return made
@@ -71,10 +72,14 @@ def guard_all() -> None:
     wrap_making(_guard)
 
 
-def _guard(group: ProcessGroup, store: Store, timeout: timedelta | None, was_used: bool = False) -> ProcessGroup:
-    """The guarded group; the plain one where the ranks do not come together for it."""
+def _guard(
+    group: ProcessGroup, store: Store, timeout: timedelta | None, members: list[int], was_used: bool = False
+) -> ProcessGroup:
+    """The guarded group; the same one where it needs no guard, or where the ranks do not come together for it."""
+    if isinstance(group, _OURS) or not needs_guard(group):
+        return group
     seconds = (timeout or timeout_of(group)).total_seconds()
-    info = GroupInfo(_name_of(group), group.rank(), group.size(), members_of(group))
+    info = GroupInfo(_name_of(group), group.rank(), group.size(), members)
     calls = GuardedCalls(group, info, engine_of(group, store), seconds)
     info.engine = calls.engine.name
     own_store = PrefixStore(_SCOPE, store)
@@ -96,7 +101,7 @@ def _guard(group: ProcessGroup, store: Store, timeout: timedelta | None, was_use
     watch.look_after(calls)
 
     def guard_made(other: ProcessGroup) -> ProcessGroup:
-        return _guard(other, other.get_group_store(), timeout_of(other)) if is_plain(other) else other
+        return _guard(other, other.get_group_store(), timeout_of(other), members_of(other))
 
     return GuardedGroup.of(calls, guard_made)
 

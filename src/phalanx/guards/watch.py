@@ -86,6 +86,8 @@ def _look(calls: GuardedCalls) -> None:
             return
         if age > _PATIENCE:
             _look_for_deaths(calls, call)
+        if age > calls.timeout:
+            _look_for_timeout(calls, call)
         if slow and age > slow and id(call.engines) not in _told and calls.find_missing(call.call, call.seq):
             _told[id(call.engines)] = call.engines
             _tell_slow(calls, call, slow)
@@ -139,7 +141,7 @@ def _prune(calls: GuardedCalls) -> list[UnderWay]:
                 continue
             if work.engines.is_completed():
                 # Where the host waits, whoever waits notes it.
-                if work.seq and not calls.waits_on_host(work):
+                if work.seq and not calls.waits_on_host(work.call):
                     calls.note_end(work, well=work.engines.is_success())
                 continue
             calls.under_way.append(reference)
@@ -156,6 +158,13 @@ def _look_for_deaths(calls: GuardedCalls, work: UnderWay) -> None:
     if has_come and calls.posted.has_left_well(lost):
         return
     calls.posted.fail_by_end(lost, work.call, work.seq)
+
+
+def _look_for_timeout(calls: GuardedCalls, work: UnderWay) -> None:
+    """Where the host waits, the engine itself gives up, and with the timeout of the call."""
+    missing = calls.find_missing(work.call, work.seq)
+    if missing and not calls.waits_on_host(work.call):
+        calls.posted.fail_by_timeout(missing, work.call, work.seq)
 
 
 def _tell_slow(calls: GuardedCalls, work: UnderWay, slow: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from torch._C._distributed_c10d import ProcessGroup, _register_process_group, _unregister_process_group
 from torch.distributed import GroupMember, Store, distributed_c10d
 
-__all__ = ["has_plain_groups", "is_plain", "members_of", "replace", "store_of", "timeout_of", "wrap_making"]
+__all__ = ["has_plain_groups", "members_of", "replace", "store_of", "timeout_of", "wrap_making"]
 
 _HELPER = "_new_process_group_helper"
 _TABLES = (
@@ -26,8 +26,11 @@ _TABLES = (
 )
 
 
-def wrap_making(wrap: Callable[[ProcessGroup, Store, timedelta | None], ProcessGroup]) -> None:
-    """From now on torch registers what `wrap` makes of each group that it makes. Calling it again changes nothing."""
+def wrap_making(wrap: Callable[[ProcessGroup, Store, timedelta | None, list[int]], ProcessGroup]) -> None:
+    """From now on torch registers what `wrap` makes of each group that it makes. Calling it again changes nothing.
+
+    `wrap` gets the group, its store, its timeout and its ranks in the default group; of that one, none.
+    """
     make = getattr(distributed_c10d, _HELPER)
     if hasattr(make, "wraps_groups"):
         return
@@ -37,21 +40,17 @@ def wrap_making(wrap: Callable[[ProcessGroup, Store, timedelta | None], ProcessG
     def make_wrapped(*args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs)
         group, store = made
-        if group is GroupMember.NON_GROUP_MEMBER or store is None or not is_plain(group):
+        if group is GroupMember.NON_GROUP_MEMBER or store is None:
             return made
-        timeout = takes.bind(*args, **kwargs).arguments.get("timeout")
-        wrapped = wrap(group, store, timeout)
+        given = takes.bind(*args, **kwargs).arguments
+        # torch writes down the group's ranks only after this.
+        wrapped = wrap(group, store, given.get("timeout"), list(given.get("global_ranks_in_group") or ()))
         if wrapped is not group:
             replace(group, wrapped)
         return wrapped, store
 
     make_wrapped.wraps_groups = True  # type: ignore[attr-defined]
     setattr(distributed_c10d, _HELPER, make_wrapped)
-
-
-def is_plain(group: ProcessGroup) -> bool:
-    """Whether torch's own class carries out the calls, through backends."""
-    return type(group) is ProcessGroup
 
 
 def replace(old: ProcessGroup, new: ProcessGroup) -> None:
@@ -75,7 +74,7 @@ def replace(old: ProcessGroup, new: ProcessGroup) -> None:
 
 def has_plain_groups() -> bool:
     """Whether torch knows groups whose calls its own class carries out."""
-    return any(is_plain(group) for group in list(distributed_c10d._world.pg_map))
+    return any(type(group) is ProcessGroup for group in list(distributed_c10d._world.pg_map))
 
 
 def store_of(group: ProcessGroup) -> Store | None:
