@@ -163,6 +163,8 @@ class JoinedAgreement {
     check_rank(*member_, peer);
     if (forked()) return;
     const WithoutGil without;
+    // What it had posted may say why: an engine may end a process where the ranks disagree.
+    agreement_->compare();
     Failure failure = member_->end_of(peer, {call, seq, nullptr});
     copy_text(failure.where, agreement_->place_of(call, seq));
     agreement_->fail(failure, Clock::now());

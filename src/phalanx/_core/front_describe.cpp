@@ -71,8 +71,11 @@ class MethodReader {
   static nb::object describe_one(const SpelledCall& spelled, TensorReader& reader) {
     const TensorView view = reader.read(spelled.tensor.ptr(), "tensor");
     const bool sends = spelled.method().spelling == Spelling::send;
-    return nb::cast(
-        describe_message(view, sends, static_cast<int>(spelled.peer), static_cast<std::uint32_t>(spelled.tag)));
+    Description call =
+        describe_message(view, sends, static_cast<int>(spelled.peer), static_cast<std::uint32_t>(spelled.tag));
+    // Whoever sends or receives synchronously waits for the work.
+    call.flags |= kAsync;
+    return nb::cast(call);
   }
 
   const Method* const method_;

@@ -22,6 +22,7 @@ from phalanx.errors import PhalanxError
 from phalanx.group.torch_compat.autograd import at_end_of_backward, in_backward, in_final_callback
 from phalanx.group.torch_compat.dispatcher import fakes_tensors, num_dispatch_modes
 from phalanx.group.torch_compat.standing_in import end_coalescing, start_coalescing
+from phalanx.group.torch_compat.tracing import not_traced
 from phalanx.guards.describing import METHODS, describe_elsewhere, describe_roughly
 from phalanx.guards.engines import Engine
 from phalanx.guards.work import GuardedWork
@@ -69,8 +70,6 @@ class GuardedCalls:
         self.timeout = timeout
         # Set by `begin`, before the first call.
         self.posted: PostedCalls
-        # torch's methods for calls, guarded.
-        self.methods: dict[str, Callable[..., Any]] = {}
         # Newest last. A work that the program drops is the engine's own business.
         self.under_way: deque[weakref.ref[GuardedWork]] = deque(maxlen=_MOST_KEPT)
         # By the system's number of a thread: the fields of the `UnderWay` that the program waits for.
@@ -84,9 +83,10 @@ class GuardedCalls:
         """The ranks have met."""
         self.posted = posted
         self._finish = posted.native.finish
-        self.methods = {
-            name: self._guarded(name, front) for name, front in METHODS.items() if hasattr(self.group, name)
-        }
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """torch's methods for calls, guarded. Whoever has them keeps this object, which does not keep them."""
+        return {name: self._guarded(name, front) for name, front in METHODS.items() if hasattr(self.group, name)}
 
     # Making calls.
 
@@ -128,7 +128,7 @@ class GuardedCalls:
             # torch waits for it once more, and drops it.
             return engines
 
-        return make
+        return not_traced(make)
 
     def _hand_out(self, call: _native.Description, seq: int, engines: Any) -> Any:
         if engines is None:

@@ -70,19 +70,21 @@ def describe_roughly(method: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     """What can be told of a call that the native front does not read: sparse tensors, unusual spellings."""
     op = _op_of(METHODS[method])
     traits = _native.TRAITS[op]
+    # Who waits synchronously waits for the work.
+    flags = _native.ASYNC
     options = next((one for one in (*args, *kwargs.values()) if hasattr(one, "asyncOp")), None)
     tensor = next(_tensors((*args, *kwargs.values())), None)
     if traits.is_message:
         numbers = [one for one in (*args[1:], *kwargs.values()) if isinstance(one, int)]
         peer, tag = (*numbers, 0)[:2] if METHODS[method] != "recv_anysource" else (-1, *numbers, 0)[:2]
         count = 0 if tensor is None else tensor.numel()
-        return _native.Description(op, peer=peer, tag=max(tag, 0), count=count, **_kind(tensor))
+        return _native.Description(op, peer=peer, tag=max(tag, 0), count=count, flags=flags, **_kind(tensor))
     reduce_op = NO_REDUCE_OP
     if traits.reduces:
         asked = getattr(options, "reduceOp", None)
         reduce_op = ReduceOp.SUM.value if asked is None else reduce_op_of(asked)[0]
     root = getattr(options, "rootRank", kwargs.get("root", NO_ROOT)) if traits.rooted else NO_ROOT
-    return _native.Description(op, reduce_op=reduce_op, root=root, count=_ANY_COUNT, **_kind(tensor))
+    return _native.Description(op, reduce_op=reduce_op, root=root, count=_ANY_COUNT, flags=flags, **_kind(tensor))
 
 
 def _op_of(name: str) -> str:

@@ -38,7 +38,7 @@ class GuardedGroup(StandIn):
         self._calls = calls
         self._guard_made = guard_made
         # Callers in Python find them here, without a frame in between; C++ looks in the class.
-        vars(self).update(calls.methods)
+        vars(self).update(calls.methods())
         return self
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
@@ -81,7 +81,7 @@ class GuardedGroup(StandIn):
 
 def _guarded(name: str) -> Callable[..., Any]:
     def method(self: GuardedGroup, *args: Any, **kwargs: Any) -> Any:
-        return self._calls.methods[name](*args, **kwargs)
+        return vars(self)[name](*args, **kwargs)
 
     method.__name__ = name
     method.__qualname__ = f"{GuardedGroup.__name__}.{name}"
