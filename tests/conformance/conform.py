@@ -1,4 +1,4 @@
-"""`make conformance`: all of torch's own distributed suite on Phalanx and on guarded Gloo, beside Gloo, with 2 and 4 ranks.
+"""`make conformance`: all of torch's own distributed suite on Phalanx, Gloo and guarded Gloo, with 2 and with 4 ranks.
 
 Prints what is to be mended; else writes docs/conformance.md. The results are kept in tests/conformance/results, in one
 folder for each version of torch, Gloo's too: they are made again with `--backend gloo "guarded gloo" phalanx`. A run
@@ -61,12 +61,16 @@ def main() -> int:
         return 1
     write_table(ROOT / "docs" / "conformance.md", by_version)
     exceptions = ", ".join(only_on_gloo(by_version[VERSION])) or "none"
-    print(f"torch {VERSION}: every test that passes on Gloo passes on guarded Gloo, and on Phalanx but for: {exceptions}")
+    print(
+        f"torch {VERSION}: every test that passes on Gloo passes on guarded Gloo, and on Phalanx but for: {exceptions}"
+    )
     return 0
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run torch's own distributed suite on Phalanx, on Gloo and on guarded Gloo.")
+    parser = argparse.ArgumentParser(
+        description="Run torch's own distributed suite on Phalanx, on Gloo and on guarded Gloo."
+    )
     parser.add_argument(
         "--ranks", type=int, nargs="+", default=[2, 4], choices=[2, 4], help="world sizes (default: both)"
     )

@@ -1,7 +1,7 @@
 """The part of torch's own distributed suite that every change must pass: collectives, messages, groups and DDP.
 
-Some tests run on guarded Gloo, too. All are run by `make conformance`. A chosen test that skips itself fails. `TORCH_SUITE_BACKEND` names another
-backend to compare with.
+Some tests run on guarded Gloo, too. All are run by `make conformance`. A chosen test that skips itself fails.
+`TORCH_SUITE_BACKEND` names another backend to compare with.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ CHOSEN_GUARDED = """
     test_monitored_barrier_gloo test_monitored_barrier_gloo_rank_0_timeout
     test_send_recv_any_source_autograd_profiler test_send_recv_with_tag test_sparse_all_reduce_sum
     test_static_graph_api_cpu
-""".split()
+"""
 
 PARAMETERS = [pytest.param(name, ranks, id=name) for ranks, names in CHOSEN.items() for name in names.split()]
 
@@ -106,7 +106,7 @@ def test_passes(suite: Suite, name: str, ranks: int) -> None:
         pytest.fail(report(outcomes), pytrace=False)
 
 
-@pytest.mark.parametrize("name", CHOSEN_GUARDED)
+@pytest.mark.parametrize("name", CHOSEN_GUARDED.split())
 def test_passes_on_guarded_gloo(guarded_suite: Suite, name: str) -> None:
     outcomes = guarded_suite.run(name, 2)
     if status_of(outcomes) != "passed":
