@@ -43,9 +43,9 @@ def _rank_1_reduces(here: Here) -> None:
 def _rank_1_scatters(here: Here) -> None:
     one, many = torch.ones(2), torch.ones(2 * here.size)
     if here.rank == 1:
-        dist.reduce_scatter_tensor(one, many)
+        dist.reduce_scatter_single(one, many)
     else:
-        dist.all_gather_into_tensor(many, one)
+        dist.all_gather_single(many, one)
 
 
 def _rank_1_waits_at_a_barrier(here: Here) -> None:

@@ -202,7 +202,7 @@ def _calls_of(group: Any) -> None:
     _sum()
     dist.broadcast(torch.ones(2), 0)
     dist.all_gather([torch.empty(2) for _ in range(2)], torch.ones(2))
-    dist.all_gather_into_tensor(torch.empty(4), torch.ones(2))
+    dist.all_gather_single(torch.empty(4), torch.ones(2))
     dist.barrier()
     if group.rank() == 0:
         dist.send(torch.ones(2), 1)
