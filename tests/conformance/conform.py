@@ -1,4 +1,4 @@
-"""`make conformance`: all of torch's own distributed suite on Phalanx, Gloo and guarded Gloo, with 2 and with 4 ranks.
+"""`make conformance`: torch's own distributed suite on Phalanx and on guarded Gloo, beside Gloo, with 2 and 4 ranks.
 
 Prints what is to be mended; else writes docs/conformance.md. The results are kept in tests/conformance/results, in one
 folder for each version of torch, Gloo's too: they are made again with `--backend gloo "guarded gloo" phalanx`. A run
