@@ -46,7 +46,7 @@ check: lint ## for the inner loop: the linters, the unit tests, a slice of the c
 test-newest: ## run the test suite on torch 2.15.0 (TORCH=2.14.1 PYTHON=python3.13 to choose; TESTS=... for a part)
 	@$(ON_TORCH) -m pytest -n 2 $(TESTS)
 
-conformance: $(BUILT) ## all of torch's own distributed suite, beside Gloo; writes docs/conformance.md (3 minutes; TORCH=2.15.0)
+conformance: $(BUILT) ## all of torch's own distributed suite, on Phalanx and guarded Gloo; writes docs/conformance.md (6 minutes; TORCH=2.15.0)
 	@$(RUN) tests/conformance/conform.py $(CONFORMANCE)
 
 soak: build ## 500 random deaths, a million mixed calls, 1000 programs of shared memory, 2000 random programs, 3000 programs that wait, 5000 damaged boxes (40 minutes; SOAK="--kills 50" for fewer)

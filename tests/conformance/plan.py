@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["ADAPTATIONS", "LEFT_OUT", "Adaptation", "adaptation_of"]
+__all__ = ["ADAPTATIONS", "LEFT_OUT", "WRAPPER_TESTS", "Adaptation", "adaptation_of"]
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,23 @@ LEFT_OUT = {
     "test_batch_isend_irecv_mixed_backend_err": "makes groups of the backends gloo and nccl, by their names",
     "test_barrier_timeout_arg": "disabled on Linux, and matches the text of Gloo's own error",
     "test_SyncBatchNorm_process_group": "needs torchvision, and CUDA devices",
+}
+
+
+# torch's tests of its own wrapper (test/distributed/test_pg_wrapper.py) are not in its wheel: what they look for, and
+# the tests of the same programs on guarded Gloo. Those are in tests/integration/.
+WRAPPER_TESTS = {
+    "test_collective_hang: a rank does not come": "test_guarded_as_torchs_wrapper.py: test_a_rank_that_does_not_come",
+    "test_collectives_op_mismatch*: ops": "test_guarded_as_torchs_wrapper.py: "
+    "test_ranks_that_disagree[test_collectives_op_mismatch*]",
+    "test_collectives_op_mismatch*: device types": "test_guarded_device_engine.py",
+    "test_collective_shape_mismatch*: shapes, numbers of tensors": "test_guarded_as_torchs_wrapper.py: "
+    "test_ranks_that_disagree[test_collective_shape_mismatch*], [number of tensors]",
+    "dtypes": "test_guarded_as_torchs_wrapper.py: test_ranks_that_disagree[dtype]",
+    "reduce ops and roots, which torch's wrapper does not compare": "test_guarded_as_torchs_wrapper.py: "
+    "test_ranks_that_disagree[reduce op], [root]",
+    "nothing found in calls that agree": "test_guarded_as_torchs_wrapper.py: test_ranks_that_agree",
+    "test_new_group_no_gloo, test_debug_level_detail_no_gloo": "none: a guard needs no Gloo group of its own",
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypedDict
 
-from plan import ADAPTATIONS, LEFT_OUT, adaptation_of
+from plan import ADAPTATIONS, LEFT_OUT, WRAPPER_TESTS, adaptation_of
 
 __all__ = ["AllResults", "ByVersion", "Results", "Verdict", "kind_of", "objections", "only_on_gloo", "write_table"]
 
@@ -128,6 +128,16 @@ def _page(by_version: ByVersion) -> Iterator[str]:
             yield "| " + " | ".join(cells) + f" | {result['seconds']:.0f} |"
     yield ""
     yield from _how(by_version)
+    yield "## torch's tests of its own wrapper"
+    yield ""
+    yield "`TORCH_DISTRIBUTED_DEBUG=DETAIL` has torch compare calls. Its tests do not ship with torch; these have the"
+    yield "same programs on guarded Gloo, in `tests/integration/`:"
+    yield ""
+    yield "| torch's test | on guarded Gloo |"
+    yield "| --- | --- |"
+    for theirs, ours in WRAPPER_TESTS.items():
+        yield f"| {theirs} | {ours} |"
+    yield ""
     yield "## Every test"
     yield ""
     yield "A cell without a version is the same for all of them."

@@ -1,7 +1,7 @@
 """The part of torch's own distributed suite that every change must pass: collectives, messages, groups and DDP.
 
-Some tests run on guarded Gloo, too. All are run by `make conformance`. A chosen test that skips itself fails. `TORCH_SUITE_BACKEND` names another
-backend to compare with.
+Some tests run on guarded Gloo, too. All are run by `make conformance`. A chosen test that skips itself fails.
+`TORCH_SUITE_BACKEND` names another backend to compare with.
 """
 
 from __future__ import annotations
