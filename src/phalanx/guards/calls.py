@@ -74,14 +74,17 @@ class GuardedCalls:
         self.under_way: deque[weakref.ref[GuardedWork]] = deque(maxlen=_MOST_KEPT)
         # By the system's number of a thread: the fields of the `UnderWay` that the program waits for.
         self.waits: dict[int, tuple[_native.Description, int, Any, float]] = {}
+        # Where only the ranks of this host compare their calls: who of the group they are there.
+        self._near: dict[int, int] | None = None
         # Why calls could not be ended.
         self.problem = ""
         # The works of calls that are being coalesced.
         self._coalesced: list[GuardedWork] | None = None
 
-    def begin(self, posted: PostedCalls) -> None:
-        """The ranks have met."""
+    def begin(self, posted: PostedCalls, ranks: list[int]) -> None:
+        """The ranks have met: those of the group, or those of them on this host. They are these ranks of the group."""
         self.posted = posted
+        self._near = None if len(ranks) == self.info.size else {rank: near for near, rank in enumerate(ranks)}
         self._finish = posted.native.finish
 
     def methods(self) -> dict[str, Callable[..., Any]]:
@@ -105,6 +108,11 @@ class GuardedCalls:
             call = read(*args, **kwargs)
             if not isinstance(call, _Description):
                 call = describe_elsewhere(read, args, kwargs) or describe_roughly(name, args, kwargs)
+            if self._near is not None and call.op in _native.MESSAGE_OPS and not is_posted_late:
+                if call.peer not in self._near:
+                    # On another host.
+                    return carry_out(*args, **kwargs)
+                call = call.with_peer(self._near[call.peer])
             if is_posted_late:
                 seq = 0
             elif not (seq := begin(call)):
@@ -220,6 +228,8 @@ class GuardedCalls:
             self.posted.end(work.call, work.seq, well=well)
         elif well:
             source = work.source_rank()
+            if self._near is not None:
+                source = self._near.get(source, -1)
             if source >= 0:
                 call = work.call.with_peer(source)
                 self.posted.end(call, self.posted.post(call))
@@ -294,22 +304,22 @@ class GuardedCalls:
             is_behind = call.peer >= 0 and self.posted.messages_posted(call.peer, sends=call.op == "recv") < seq
             if call.peer < 0:
                 # From anybody.
-                return [rank for rank in range(self.info.size) if rank != self.info.rank]
+                return [rank for rank in range(self.posted.info.size) if rank != self.posted.info.rank]
             return [call.peer] if is_behind else []
-        own = self.info.rank
-        return [rank for rank in range(self.info.size) if rank != own and self.posted.posted(rank) < seq]
+        own = self.posted.info.rank
+        return [rank for rank in range(self.posted.info.size) if rank != own and self.posted.posted(rank) < seq]
 
     def find_lost(self, call: _native.Description, seq: int) -> int | None:
         """A rank of the call that is gone."""
         if call.op in _native.MESSAGE_OPS:
             ranks = [call.peer] if call.peer >= 0 else []
         else:
-            ranks = [rank for rank in range(self.info.size) if rank != self.info.rank]
+            ranks = [rank for rank in range(self.posted.info.size) if rank != self.posted.info.rank]
         return next((rank for rank in ranks if self.posted.is_gone(rank)), None)
 
     def describe_missing(self, call: _native.Description, seq: int) -> list[str]:
         """Lines that say where the ranks are that this call waits for."""
-        return ask.absent(self.posted, self.info, call.op, seq, self.find_missing(call, seq))
+        return ask.absent(self.posted, self.posted.info, call.op, seq, self.find_missing(call, seq))
 
 
 def _without_stack(text: str) -> Iterator[str]:

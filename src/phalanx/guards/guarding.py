@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 
 from torch.distributed import PrefixStore, ProcessGroup
 
-from phalanx.errors import InvalidCall, PhalanxError
+from phalanx.errors import GroupError, InvalidCall, PhalanxError
 from phalanx.group import endings
 from phalanx.group.process_group import ProcessGroup as PhalanxGroup
 from phalanx.group.torch_compat.groups import default_group
@@ -24,6 +25,8 @@ from phalanx.guards.engines import engine_of, needs_guard
 from phalanx.guards.guarded import GuardedGroup
 from phalanx.log import logger
 from phalanx.transports import posting
+from phalanx.transports.identities import process_namespace
+from phalanx.transports.posting import PostedCalls
 from phalanx.types import GroupInfo, Store
 
 __all__ = ["guard", "guard_all"]
@@ -86,13 +89,8 @@ def _guard(
     if was_used:
         own_store.set(f"calls/{info.rank}", str(num_calls(group)))
     try:
-        patience, engine = min(seconds, _PATIENCE), calls.engine
-        calls.begin(
-            posting.join(
-                own_store, info, patience, calls.on_failure, engine=engine.name, matches_tags=engine.matches_tags
-            )
-        )
-    except PhalanxError as error:
+        calls.begin(*_meet(calls, own_store, min(seconds, _PATIENCE)))
+    except (PhalanxError, RuntimeError, OSError) as error:
         logger.warning("group %r is not guarded: %s", info.name, error)
         return group
     if was_used:
@@ -104,6 +102,37 @@ def _guard(
         return _guard(other, other.get_group_store(), timeout_of(other), members_of(other))
 
     return GuardedGroup.of(calls, guard_made)
+
+
+def _meet(calls: GuardedCalls, store: Store, patience: float) -> tuple[PostedCalls, list[int]]:
+    """The ranks of the group, or those of them on this host, and which ranks of the group they are."""
+    info, engine = calls.info, calls.engine
+    join = partial(
+        posting.join,
+        timeout=patience,
+        on_failure=calls.on_failure,
+        engine=engine.name,
+        matches_tags=engine.matches_tags,
+    )
+    try:
+        return join(store, info), list(range(info.size))
+    except GroupError as error:
+        if error.code != "GROUP:NOT_SHARED":
+            raise
+    # All ranks are told so, and come here.
+    keys = [f"hosts/{rank}" for rank in range(info.size)]
+    own = process_namespace()
+    store.set(keys[info.rank], own)
+    store.wait(keys, timedelta(seconds=patience))
+    here = [rank for rank, key in enumerate(keys) if store.get(key).decode() == own]
+    near = GroupInfo(info.name, here.index(info.rank), len(here), [info.members[rank] for rank in here])
+    near.engine = info.engine
+    logger.warning(
+        "group %r spans several hosts: the calls of %s are compared, which share this one",
+        info.name,
+        info.describe(*here),
+    )
+    return join(PrefixStore(f"host of {here[0]}", store), near), here
 
 
 def _name_of(group: ProcessGroup) -> str:
