@@ -36,9 +36,9 @@ build: $(VENV)/.built ## make .venv and build the native core
 demo: $(BUILT) ## train a small model with DDP on 4 ranks, then compare collective times with Gloo's
 	@$(RUN) examples/train_ddp.py --ranks 4
 
-# tests/spreading.py says which worker runs what.
+# tests/spreading.py says which worker runs what. More workers than cores: a third of the time tests only wait.
 test: build ## run the test suite (7 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 3 $(PYTEST)
+	@$(BIN)/python -m pytest -n 4 $(PYTEST)
 
 check: lint ## for the inner loop: the linters, the unit tests, a slice of the contract suite
 	@PHALANX_CONTRACT=slice $(BIN)/python -m pytest -n 2 -q -m "not slow" tests/unit tests/contract
@@ -49,7 +49,7 @@ test-newest: ## run the test suite on torch 2.15.0 (TORCH=2.14.1 PYTHON=python3.
 conformance: $(BUILT) ## all of torch's own distributed suite, beside Gloo; writes docs/conformance.md (3 minutes; TORCH=2.15.0)
 	@$(RUN) tests/conformance/conform.py $(CONFORMANCE)
 
-soak: build ## 500 random deaths, a million mixed calls, 1000 programs of shared memory, 2000 random programs, 5000 damaged boxes (30 minutes; SOAK="--kills 50" for fewer)
+soak: build ## 500 random deaths, a million mixed calls, 1000 programs of shared memory, 2000 random programs, 3000 programs that wait, 5000 damaged boxes (40 minutes; SOAK="--kills 50" for fewer)
 	@$(BIN)/python tests/soak/run.py $(SOAK)
 
 # What nanobind tells of the native module, in the project's format.

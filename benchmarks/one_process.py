@@ -1,14 +1,18 @@
 """Times tests: ten all_reduces as threads of one process, and as processes started for it; worlds of up to 256 ranks.
 
 Times are medians. Worlds of different sizes run in turns, so that a machine that changes its speed changes all of them.
+Beside them as many plain threads take turns, on one CPU as well and without Phalanx: what these take longer for a turn
+where they are many is the machine's.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,12 +24,15 @@ from torch.multiprocessing.spawn import spawn
 
 import phalanx.testing as pt
 from harness import Benchmark, Result, Target, format_ratio, main, print_table, progress
+from phalanx.testing.belongings import Cpus
 
 RANKS = 4
 SIZES = (16, 64, 256)
 NUMEL = 256
 ROUNDS, QUICK_ROUNDS = 15, 3
 TESTS = 10
+# Of a plain thread: about as many as a rank takes, and objects that it copies in each, for about as long.
+TURNS, OBJECTS = 16, 40
 SPAWNS, QUICK_SPAWNS = 5, 2
 
 MOST_MS = 10.0
@@ -54,6 +61,7 @@ def measure(options: argparse.Namespace) -> Result:
     spawns = QUICK_SPAWNS if options.quick else SPAWNS
     times: dict[str, list[float]] = {"threads": [], "processes that stay": [], "processes": []}
     by_size: dict[int, list[float]] = {size: [] for size in SIZES}
+    plain: dict[int, list[float]] = {size: [] for size in SIZES}
     with progress(rounds + spawns) as announce:
         for number in range(rounds + 1):
             announce(f"worlds of threads, round {number}") if number else None
@@ -61,12 +69,14 @@ def measure(options: argparse.Namespace) -> Result:
             small = [_seconds(lambda: pt.run(ten_all_reduces, RANKS)) for _ in range(TESTS)]
             staying = _seconds(lambda: pt.run(ten_all_reduces, RANKS, processes=True))
             large = [_seconds_of_world(size) for size in SIZES]
+            turns = [_seconds_of_plain_threads(size) for size in SIZES]
             # The first round loads code and starts workers.
             if number:
                 times["threads"] += small
                 times["processes that stay"].append(staying)
-                for size, seconds in zip(SIZES, large, strict=True):
+                for size, seconds, of_plain in zip(SIZES, large, turns, strict=True):
                     by_size[size].append(seconds)
+                    plain[size].append(of_plain)
         for _ in range(spawns):
             announce("processes")
             times["processes"].append(_seconds(_spawn))
@@ -74,8 +84,13 @@ def measure(options: argparse.Namespace) -> Result:
     rows = [[name, f"{seconds * 1e3:,.1f}"] for name, seconds in medians.items()]
     print_table(f"ten all_reduces of 1 KiB, {RANKS} ranks", ["ranks are", "ms"], rows)
     large_medians = {size: statistics.median(seconds) for size, seconds in by_size.items()}
-    rows = [[str(size), f"{t * 1e3:,.0f}", f"{t / size * 1e3:.2f}"] for size, t in large_medians.items()]
-    print_table("ten all_reduces of 1 KiB and a barrier, threads", ["ranks", "ms", "ms a rank"], rows)
+    plain_medians = {size: statistics.median(seconds) for size, seconds in plain.items()}
+    rows = [
+        [str(size), f"{t * 1e3:,.0f}", f"{t / size * 1e3:.2f}", f"{plain_medians[size] / size * 1e3:.2f}"]
+        for size, t in large_medians.items()
+    ]
+    columns = ["ranks", "ms", "ms per rank", f"plain threads, {TURNS} turns: ms per thread"]
+    print_table("ten all_reduces of 1 KiB and a barrier, threads", columns, rows)
     return Result({"small": times, "large": {str(size): t for size, t in by_size.items()}}, _targets(medians, by_size))
 
 
@@ -97,6 +112,33 @@ def _seconds_of_world(size: int) -> float:
     speed, and of the garbage collector."""
     repeats = max(SIZES) // size
     return sum(_seconds(partial(pt.run, ten_all_reduces_and_a_barrier, size)) for _ in range(repeats)) / repeats
+
+
+def _seconds_of_plain_threads(size: int) -> float:
+    repeats = max(SIZES) // size
+    return sum(_seconds(partial(_take_turns, size)) for _ in range(repeats)) / repeats
+
+
+def _take_turns(size: int) -> None:
+    """Threads that hand on a turn in a ring, and copy some objects of their own when they have it."""
+    turns = [threading.Lock() for _ in range(size)]
+    for turn in turns:
+        turn.acquire()
+
+    def take_turns(number: int) -> None:
+        own = [{"number": number, "text": str(each)} for each in range(OBJECTS)]
+        for _ in range(TURNS):
+            turns[number].acquire()
+            copy.deepcopy(own)
+            turns[(number + 1) % size].release()
+
+    with Cpus():
+        plain = [threading.Thread(target=take_turns, args=(number,)) for number in range(size)]
+        for thread in plain:
+            thread.start()
+    turns[0].release()
+    for thread in plain:
+        thread.join()
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -1,4 +1,4 @@
-"""Runs all benchmarks: importing, memory, groups, calls, DDP, tests in one process, reports, posts, old version."""
+"""Runs all benchmarks: imports, memory, groups, calls, DDP, one process, reports, posts, guards, old version."""
 
 import sys
 
@@ -7,6 +7,7 @@ import collectives
 import ddp
 import explaining
 import front
+import guarding
 import import_time
 import in_flight
 import making_groups
@@ -32,6 +33,7 @@ MODULES = (
     one_process,
     explaining,
     posting,
+    guarding,
     versions,
 )
 

@@ -1,6 +1,6 @@
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 class CoreError(OSError, RuntimeError):
     pass
@@ -138,6 +138,12 @@ class Description:
         """
         Of a message: whether it has the dtype and number of elements that are received.
         """
+
+class DividedCall(Description):
+    """A call in which ranks exchange sizes pair by pair."""
+
+    @property
+    def balance(self) -> int: ...
 
 class MadeCall:
     """A call that a rank has made."""
@@ -285,6 +291,12 @@ class Failure:
     @property
     def misfit(self) -> Misfit | None: ...
     @property
+    def sizes_differ(self) -> bool:
+        """
+        Whether it is about sizes that ranks exchange, and not known which ranks do not fit.
+        """
+
+    @property
     def splits(self) -> Splits | None: ...
     @property
     def missing(self) -> list[int]: ...
@@ -415,6 +427,8 @@ class Peer:
     @property
     def dead(self) -> bool: ...
     @property
+    def ending(self) -> bool: ...
+    @property
     def replaced_by(self) -> str | None: ...
     @property
     def status(self) -> int: ...
@@ -467,6 +481,11 @@ class GroupEnd:
     def token(self) -> int: ...
     @token.setter
     def token(self, arg: int, /) -> None: ...
+    def pending_calls(self, seconds: float) -> list[PendingCall] | None:
+        """
+        Carries out what can be carried out now, and returns what is left: the first collective and all messages. None where a lane is busy for all of this time.
+        """
+
     def keep_records(self, box: BlackBox, group: int, path: str) -> None: ...
     def watch_deaths(self, box: BlackBox, job_ranks: Sequence[int], folder: str) -> None: ...
 
@@ -514,6 +533,52 @@ def set_folders(ours: str, autograd: str, others: Sequence[str]) -> None: ...
 def origin() -> tuple[str, int]:
     """Where in the program this call is made, and how it came there."""
 
+class WaitingThread:
+    @property
+    def id(self) -> int: ...
+    @property
+    def thread(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def peer(self) -> int: ...
+    @property
+    def tag(self) -> int: ...
+    @property
+    def is_bounded(self) -> bool: ...
+    @property
+    def since_ns(self) -> int: ...
+    @property
+    def where(self) -> str: ...
+
+class PendingCall:
+    @property
+    def op(self) -> str: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def peer(self) -> int: ...
+    @property
+    def tag(self) -> int: ...
+    @property
+    def is_matched(self) -> bool: ...
+    @property
+    def missing(self) -> list[int]: ...
+    @property
+    def where(self) -> str: ...
+
+def long_waits() -> list[WaitingThread]:
+    """The waits of threads of this process that last long."""
+
+def set_long(tell: Callable[[], None] | None, seconds: float = 1.0) -> None:
+    """
+    Calls it whenever a wait has become one of `long_waits()`, after so many seconds.
+    """
+
 class BlackBox:
     """
     The last calls of this process, in a file, or in memory where `fd` is -1.
@@ -521,7 +586,7 @@ class BlackBox:
 
     def __init__(self, fd: int, capacity: int, rank: int, world_size: int, program: str) -> None: ...
     def remember_group(
-        self, name: str, rank: int, ranks: str, *, description: str = ..., identity: str = ..., place: str = ...
+        self, name: str, rank: int, ranks: str, *, description: str = ..., identity: str = ..., venue: str = ...
     ) -> int:
         """
         The group, for `begin`, `begin_making` and `GroupEnd.keep_records`; 0: there is no room for it.
@@ -549,18 +614,35 @@ class Agreement:
     """Calls that ranks post and compare, without ever waiting."""
 
     def __init__(
-        self, segment: Segment, rank: int, processes: Sequence[tuple[int, int, int]], token: int, engine: int = ...
+        self,
+        segment: Segment,
+        rank: int,
+        processes: Sequence[tuple[int, int, int]],
+        token: int,
+        engine: int = ...,
+        matches_tags: bool = ...,
     ) -> None: ...
+    @overload
+    def post(self, call: DividedCall, result: int = ...) -> int: ...
+    @overload
     def post(self, call: Description, result: int = ...) -> int:
         """The number of the call among this rank's."""
 
+    @overload
+    def begin(self, call: DividedCall) -> int: ...
+    @overload
+    def begin(self, call: Description) -> int:
+        """
+        Posts a call that is about to be made. 0: the group is broken or left, and the call must not be made.
+        """
+
+    def finish(self, call: Description, seq: int) -> bool:
+        """
+        The engine has ended the call well. Returns whether the group is broken.
+        """
+
     def end(self, call: Description, seq: int, well: bool) -> None:
         """For reports and records: the call has ended."""
-
-    def compare(self) -> bool:
-        """
-        Compares with each rank that has posted the same call. Whether this rank has found a difference.
-        """
 
     @property
     def is_broken(self) -> bool:
@@ -575,6 +657,14 @@ class Agreement:
 
     def posted(self, rank: int) -> int:
         """The number of the last collective that a rank has posted."""
+
+    def messages_posted(self, peer: int, sends: bool) -> int:
+        """
+        How many messages a peer has posted to this rank (it is the sender), or from it.
+        """
+
+    def place_of(self, call: Description, seq: int) -> str:
+        """Where this rank has made a call."""
 
     def is_gone(self, rank: int) -> bool:
         """Whether a rank has left, or its process is gone."""
@@ -618,26 +708,18 @@ class LocalAgreement:
     def __init__(self, segment: Segment, rank: int) -> None: ...
     def post(self, call: Description, where: str = ..., result: int = ...) -> int:
         """
-        The number of the call among this rank's; of a message, among those to or from its peer. `result` is a hash of what the call before gave, where results are compared.
-        """
-
-    def compare(self) -> bool:
-        """
-        Compares with each rank that has posted the same call. Whether this rank has found a difference.
+        The number of the collective among this rank's. `result` is a hash of what the call before gave, where results are compared.
         """
 
     def compare_with(self, peer: int) -> bool:
         """
-        The same with one rank: enough if all that have posted the call are known to agree.
+        Compares with a rank, as far as both have posted: enough if all that have posted are known to agree. Whether this rank has found a difference, now or before.
         """
 
-    @property
-    def has_found(self) -> bool: ...
-    def advance(self, now: float) -> bool:
-        """Reports what this rank has found. Whether the group has failed."""
-
     def report_now(self, now: float) -> bool:
-        """The same, but does not wait for ranks that have not posted the call."""
+        """
+        Reports what this rank has found, and does not wait for ranks that have not posted the call. Whether the group has failed.
+        """
 
     def fail(self, failure: Failure, now: float) -> None:
         """Another failure. A difference that this rank has found comes first."""
@@ -677,14 +759,6 @@ class LocalAgreement:
         """The first words stay."""
 
     def last_words(self, rank: int) -> str: ...
-    def set_gone(self, rank: int) -> None:
-        """The rank posts no further call: it has left, or died."""
-
-    def posted(self, rank: int) -> int:
-        """The number of the last collective that the rank has posted."""
-
-    @property
-    def seq(self) -> int: ...
     def refuse_call(self, text: str) -> None: ...
     def refuse_message(self, sends: bool, peer: int, tag: int, text: str) -> None: ...
     def close_note(self, call: Description) -> None:

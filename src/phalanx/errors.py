@@ -5,9 +5,9 @@ PhalanxError (torch.distributed.DistBackendError)
 │   └── InvalidType (TypeError) … of a class that the call does not take
 ├── Mismatch                    ranks disagree about a call
 ├── CallTimeout (TimeoutError)  a peer did not come in time
+│   └── Deadlock                … and can't come any more: ranks wait for each other
 ├── PeerLost                    a peer left, died or raised
 ├── Aborted                     the group was aborted, here or on a peer
-├── Deadlock                    nobody can go on
 └── GroupError                  the group itself can't be made or used
 
 Every error has a stable `code`, names group, rank, op and seq as far as they are known, says what was expected and
@@ -66,6 +66,11 @@ class PhalanxError(DistBackendError):
         self.message = message
         super().__init__(self._render())
 
+    def add_evidence(self, *lines: str) -> None:
+        """Adds lines before the hint."""
+        self.message = "\n".join([self.message, *lines])
+        self.args = (self._render(),)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Between processes it stays as it is: made anew it would be rendered anew.
         return restored, (type(self), self.args, self.__dict__)
@@ -88,7 +93,7 @@ class PhalanxError(DistBackendError):
 
 def kind_of(name: str) -> type[PhalanxError]:
     """The class of an error that another rank has told of, by its name."""
-    kinds = {kind.__name__: kind for kind in PhalanxError.__subclasses__()}
+    kinds = {kind.__name__: kind for kind in (*PhalanxError.__subclasses__(), Deadlock)}
     return kinds.get(name, GroupError)
 
 
@@ -124,6 +129,15 @@ class CallTimeout(PhalanxError, TimeoutError):
     code = "MISSING"
 
 
+class Deadlock(CallTimeout):
+    """Ranks wait for each other, and none of them can go on.
+
+    Between processes it is raised at the timeout of a call; in a run of threads at once, as time is virtual there.
+    """
+
+    code = "DEADLOCK"
+
+
 class PeerLost(PhalanxError):
     """A peer that a call still needs has left the group or died.
 
@@ -141,12 +155,6 @@ class Aborted(PhalanxError):
     """The group was aborted, on this rank or on a peer."""
 
     code = "ABORTED"
-
-
-class Deadlock(PhalanxError):
-    """Every rank waits for another one, and none of them can go on."""
-
-    code = "DEADLOCK"
 
 
 class GroupError(PhalanxError):

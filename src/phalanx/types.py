@@ -44,12 +44,14 @@ NO_ROOT = _native.NO_RANK
 class GroupInfo:
     """Who a rank is within its group: what checks and errors need to know."""
 
-    __slots__ = ("__weakref__", "_job_ranks", "desc", "global_ranks", "name", "rank", "size")
+    __slots__ = ("__weakref__", "_job_ranks", "desc", "engine", "global_ranks", "name", "rank", "size")
 
     def __init__(self, name: str, rank: int, size: int, global_ranks: Sequence[int] = ()) -> None:
         self.name = name
         # What torch calls a group's description; empty: it has none.
         self.desc = ""
+        # The backend that carries out the calls of a guarded group; empty: they are Phalanx' own.
+        self.engine = ""
         self.rank = rank
         self.size = size
         # Those of the group's ranks in the default group, as far as torch knows them.

@@ -1,11 +1,12 @@
-"""`make conformance`: all of torch's own distributed suite on Phalanx, beside Gloo, with 2 and with 4 ranks.
+"""`make conformance`: torch's own distributed suite on Phalanx and on guarded Gloo, beside Gloo, with 2 and 4 ranks.
 
 Prints what is to be mended; else writes docs/conformance.md. The results are kept in tests/conformance/results, in one
-folder for each version of torch, Gloo's too: they are made again with `--backend gloo phalanx`. A run makes those of
-the torch that it runs on. What a failed test printed is in build/conformance/.
+folder for each version of torch, Gloo's too: they are made again with `--backend gloo "guarded gloo" phalanx`. A run
+makes those of the torch that it runs on. What a failed test printed is in build/conformance/.
 
 Fails where a test fails on Phalanx, or is skipped though it passes on Gloo, or is skipped for another reason than the
-want of a GPU or of ranks; but for the tests that tests/conformance/plan.py leaves out, with reasons.
+want of a GPU or of ranks; but for the tests that tests/conformance/plan.py leaves out, with reasons. Fails, too, where
+a test does on guarded Gloo what it does not do on Gloo.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 import torch
 from plan import adaptation_of
 from table import AllResults, Results, Verdict, objections, only_on_gloo, write_table
-from torch_suite import Outcome, Suite, report, status_of
+from torch_suite import BACKENDS, Outcome, Suite, report, status_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -33,6 +34,7 @@ DETAILS = ROOT / "build" / "conformance"
 NOTE_SECONDS = 10.0
 # Some tests of Gloo wait for that long.
 LIMIT_S = 120.0
+_ALL = " ".join(f'"{backend}"' if " " in backend else backend for backend in BACKENDS)
 
 
 def main() -> int:
@@ -50,7 +52,7 @@ def main() -> int:
     absent = [path for version in versions() for path in paths(version) if not path.exists()]
     if absent:
         names = ", ".join(str(path.relative_to(RESULTS)) for path in absent)
-        print(f"results that were never made: {names}; run with --backend gloo phalanx, and all numbers of ranks")
+        print(f"results that were never made: {names}; run with --backend {_ALL}, and all numbers of ranks")
         return 1
     by_version = {version: load_all(version) for version in versions()}
     problems = [f"torch {version}: {text}" for version, kept in by_version.items() for text in objections(kept)]
@@ -59,21 +61,25 @@ def main() -> int:
         return 1
     write_table(ROOT / "docs" / "conformance.md", by_version)
     exceptions = ", ".join(only_on_gloo(by_version[VERSION])) or "none"
-    print(f"torch {VERSION}: every test that passes on Gloo passes on Phalanx, but for: {exceptions}")
+    print(
+        f"torch {VERSION}: every test that passes on Gloo passes on guarded Gloo, and on Phalanx but for: {exceptions}"
+    )
     return 0
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run torch's own distributed suite on Phalanx and on Gloo.")
+    parser = argparse.ArgumentParser(
+        description="Run torch's own distributed suite on Phalanx, on Gloo and on guarded Gloo."
+    )
     parser.add_argument(
         "--ranks", type=int, nargs="+", default=[2, 4], choices=[2, 4], help="world sizes (default: both)"
     )
     parser.add_argument(
         "--backend",
         nargs="+",
-        default=["phalanx"],
-        choices=["phalanx", "gloo"],
-        help="whose results are made again (default: phalanx; Gloo's are kept in a file)",
+        default=[backend for backend in BACKENDS if backend != "gloo"],
+        choices=BACKENDS,
+        help="whose results are made again (default: all but those of plain Gloo, which are kept in a file)",
     )
     parser.add_argument("--only", metavar="PATTERN", help="only tests whose name matches; writes no results")
     return parser.parse_args()
@@ -127,7 +133,7 @@ def run_test(suite: Suite, backend: str, ranks: int, name: str) -> Verdict:
     status = status_of(outcomes)
     if status == "failed":
         DETAILS.mkdir(parents=True, exist_ok=True)
-        (DETAILS / f"{backend}-{ranks}-{name}.txt").write_text(report(outcomes) + "\n")
+        (DETAILS / f"{backend.replace(' ', '-')}-{ranks}-{name}.txt").write_text(report(outcomes) + "\n")
         print(f"    {name} failed: {first_line(outcomes)}", flush=True)
     return {"status": status, "why": first_line(outcomes) if status != "passed" else "", "seconds": seconds}
 
@@ -149,11 +155,11 @@ def load_all(version: str) -> AllResults:
 
 
 def paths(version: str) -> list[Path]:
-    return [path_of(version, backend, ranks) for ranks in (2, 4) for backend in ("gloo", "phalanx")]
+    return [path_of(version, backend, ranks) for ranks in (2, 4) for backend in BACKENDS]
 
 
 def path_of(version: str, backend: str, ranks: int) -> Path:
-    return RESULTS / version / f"{backend}-{ranks}.json"
+    return RESULTS / version / f"{backend.replace(' ', '-')}-{ranks}.json"
 
 
 if __name__ == "__main__":

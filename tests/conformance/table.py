@@ -59,15 +59,32 @@ def only_on_gloo(results: AllResults) -> list[str]:
     )
 
 
+def title_of(backend: str) -> str:
+    return backend.removesuffix("gloo").capitalize() + "Gloo" if backend.endswith("gloo") else backend.capitalize()
+
+
 def objections(results: AllResults) -> list[str]:
     versions = {result["torch"] for result in results.values()}
     if len(versions) > 1:
         return [f"the results are of different versions of torch, {', '.join(sorted(versions))}: make Gloo's again"]
-    return [
-        f"{name}, {ranks} ranks: {problem}"
-        for ranks in sorted({ranks for _, ranks in results})
-        for name, problem in _objections(results["gloo", ranks], results["phalanx", ranks])
-    ]
+    found = []
+    for ranks in sorted({ranks for _, ranks in results}):
+        gloo = results["gloo", ranks]
+        found += [f"{name}, {ranks} ranks: {problem}" for name, problem in _objections(gloo, results["phalanx", ranks])]
+        guarded = _differences(gloo, results["guarded gloo", ranks])
+        found += [f"{name}, guarded Gloo, {ranks} ranks: {problem}" for name, problem in guarded]
+    return found
+
+
+def _differences(gloo: Results, guarded: Results) -> Iterator[tuple[str, str]]:
+    """A test does on guarded Gloo what it does on Gloo, unless it fails there."""
+    for name in sorted(gloo["tests"].keys() | guarded["tests"].keys()):
+        if name not in gloo["tests"] or name not in guarded["tests"]:
+            yield name, "one of the results does not have it; make Gloo's again"
+            continue
+        theirs, ours = gloo["tests"][name], guarded["tests"][name]
+        if ours["status"] == "failed" or theirs["status"] not in (ours["status"], "failed"):
+            yield name, f"{theirs['status']} on Gloo; {ours['status']}: {ours['why']}".removesuffix(": ")
 
 
 def _objections(gloo: Results, phalanx: Results) -> Iterator[tuple[str, str]]:
@@ -90,7 +107,7 @@ def write_table(path: Path, by_version: ByVersion) -> None:
 
 
 def _page(by_version: ByVersion) -> Iterator[str]:
-    yield "# PyTorch's own suite on Phalanx"
+    yield "# PyTorch's own suite on Phalanx and on guarded Gloo"
     yield ""
     yield "Written by `make conformance` from the tests of `torch.testing._internal.distributed.distributed_test`:"
     first_of = {version: next(iter(results.values())) for version, results in by_version.items()}
@@ -98,7 +115,7 @@ def _page(by_version: ByVersion) -> Iterator[str]:
         ", ".join(f"{len(first['tests'])} in torch {first['torch'].split('+')[0]}" for first in first_of.values()) + "."
     )
     yield "They are imported from the installed torch; nothing is copied. Results are kept in files, Gloo's too:"
-    yield '`make conformance CONFORMANCE="--backend gloo phalanx"` makes those for torch 2.13 again,'
+    yield "`make conformance CONFORMANCE='--backend gloo \"guarded gloo\" phalanx'` makes those for torch 2.13 again,"
     yield "and with `TORCH=2.15.0` those for torch 2.15."
     yield ""
     yield "| | | " + " | ".join(KINDS) + " | seconds |"
@@ -106,7 +123,7 @@ def _page(by_version: ByVersion) -> Iterator[str]:
     for version, results in by_version.items():
         for (backend, ranks), result in results.items():
             counts = Counter(kind_of(test) for test in result["tests"].values())
-            cells = [f"torch {version}", f"{backend.capitalize()}, {ranks} ranks"]
+            cells = [f"torch {version}", f"{title_of(backend)}, {ranks} ranks"]
             cells += [str(counts[kind]) for kind in KINDS]
             yield "| " + " | ".join(cells) + f" | {result['seconds']:.0f} |"
     yield ""
@@ -116,7 +133,7 @@ def _page(by_version: ByVersion) -> Iterator[str]:
     yield "A cell without a version is the same for all of them."
     yield ""
     columns = list(next(iter(by_version.values())))
-    yield "| test | " + " | ".join(f"{backend.capitalize()}, {ranks}" for backend, ranks in columns) + " | remark |"
+    yield "| test | " + " | ".join(f"{title_of(backend)}, {ranks}" for backend, ranks in columns) + " | remark |"
     yield "| --- |" + " --- |" * (len(columns) + 1)
     for name in sorted({name for first in first_of.values() for name in first["tests"]}):
         cells = [_cell(by_version, column, name) for column in columns]
@@ -127,8 +144,9 @@ def _how(by_version: ByVersion) -> Iterator[str]:
     yield "## How it is run"
     yield ""
     yield "No test's body is changed. Each test gets freshly forked ranks, from a process that imported the suite once."
-    yield "On Gloo the tests run as the suite has them. On Phalanx they run with these adaptations, so the numbers of"
-    yield "tests that passed are not of the same tests:"
+    yield "On Gloo the tests run as the suite has them. On guarded Gloo, too: in ranks with `PHALANX_GUARD=1`, whose"
+    yield "groups are checked to be guarded; a test must pass, or be skipped, as it does on Gloo."
+    yield "On Phalanx they run with these adaptations, so the numbers of tests that passed are not of the same tests:"
     yield ""
     yield "- The suite's sets of backends that have a feature (`ddp`, `subgroup`, `gpu`, `plugin`) are told of Phalanx."
     yield "  `gpu` is also what its tests of objects ask for."

@@ -15,7 +15,9 @@ def _test(status: str, why: str = "") -> Verdict:
     return {"status": status, "why": why, "seconds": 1.0}
 
 
-def _results(gloo: Verdict, phalanx: Verdict, name: str = "test_all_gather") -> AllResults:
+def _results(
+    gloo: Verdict, phalanx: Verdict, name: str = "test_all_gather", guarded: Verdict | None = None
+) -> AllResults:
     def of(backend: str, test: Verdict) -> Results:
         return {
             "backend": backend,
@@ -26,7 +28,11 @@ def _results(gloo: Verdict, phalanx: Verdict, name: str = "test_all_gather") -> 
             "tests": {name: test},
         }
 
-    return {("gloo", 2): of("gloo", gloo), ("phalanx", 2): of("phalanx", phalanx)}
+    return {
+        ("gloo", 2): of("gloo", gloo),
+        ("guarded gloo", 2): of("guarded gloo", guarded or gloo),
+        ("phalanx", 2): of("phalanx", phalanx),
+    }
 
 
 @pytest.fixture
@@ -56,7 +62,7 @@ def test_page_shows_where_versions_differ(tmp_path: Path) -> None:
     older = _results(_test("passed"), _test("passed"))
     newer = _results(_test("passed"), _test("skipped", "Needs CUDA devices."))
     write_table(tmp_path / "made.md", {"2.13": older, "2.15": newer})
-    row = "| test_all_gather | passed | 2.13: passed; 2.15: skipped: GPU |  |"
+    row = "| test_all_gather | passed | passed | 2.13: passed; 2.15: skipped: GPU |  |"
     assert (tmp_path / "made.md").read_text().splitlines()[-1] == row
     del newer["gloo", 2]["tests"]["test_all_gather"]
     write_table(tmp_path / "made.md", {"2.13": older, "2.15": newer})
@@ -67,7 +73,6 @@ def test_page_shows_where_versions_differ(tmp_path: Path) -> None:
     ("gloo", "phalanx", "problem"),
     [
         (_test("passed"), _test("passed"), None),
-        (_test("failed", "Error: x"), _test("passed"), None),
         (_test("passed"), _test("failed", "Error: x"), "failed: Error: x"),
         (_test("skipped", "Need at least 2 CUDA devices"), _test("failed", "Error: x"), "failed: Error: x"),
         (_test("passed"), _test("skipped", "Needs 3 ranks."), "passes on Gloo; skipped: Needs 3 ranks."),
@@ -82,7 +87,26 @@ def test_page_shows_where_versions_differ(tmp_path: Path) -> None:
 )
 def test_objections(gloo: Verdict, phalanx: Verdict, problem: str | None) -> None:
     expected = [] if problem is None else [f"test_all_gather, 2 ranks: {problem}"]
-    assert objections(_results(gloo, phalanx)) == expected
+    guarded = _test("passed") if gloo["status"] == "failed" else gloo
+    assert objections(_results(gloo, phalanx, guarded=guarded)) == expected
+
+
+@pytest.mark.parametrize(
+    ("gloo", "guarded", "problem"),
+    [
+        (_test("passed"), _test("passed"), None),
+        (_test("skipped", "Only MPI"), _test("skipped", "Only MPI"), None),
+        (_test("passed"), _test("failed", "Error: x"), "passed on Gloo; failed: Error: x"),
+        (_test("passed"), _test("skipped", "Only MPI"), "passed on Gloo; skipped: Only MPI"),
+        (_test("skipped", "Only MPI"), _test("passed"), "skipped on Gloo; passed"),
+        (_test("failed", "Error: x"), _test("failed", "Error: x"), "failed on Gloo; failed: Error: x"),
+        (_test("failed", "Error: x"), _test("passed"), None),
+    ],
+)
+def test_objections_to_guarded_gloo(gloo: Verdict, guarded: Verdict, problem: str | None) -> None:
+    expected = [] if problem is None else [f"test_all_gather, guarded Gloo, 2 ranks: {problem}"]
+    found = objections(_results(gloo, _test("passed"), guarded=guarded))
+    assert found == expected
 
 
 def test_a_test_that_needs_the_name_of_another_backend_may_be_skipped() -> None:
@@ -93,8 +117,9 @@ def test_a_test_that_needs_the_name_of_another_backend_may_be_skipped() -> None:
 def test_a_test_that_one_of_the_results_lacks() -> None:
     results = _results(_test("passed"), _test("passed"))
     del results["gloo", 2]["tests"]["test_all_gather"]
-    (problem,) = objections(results)
-    assert "does not have it" in problem
+    problems = objections(results)
+    assert len(problems) == 2
+    assert all("does not have it" in problem for problem in problems)
 
 
 def test_kinds_of_skips() -> None:

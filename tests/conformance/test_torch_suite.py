@@ -1,6 +1,6 @@
 """The part of torch's own distributed suite that every change must pass: collectives, messages, groups and DDP.
 
-All of it is run by `make conformance`. A chosen test that skips itself fails. `TORCH_SUITE_BACKEND` names another
+Some tests run on guarded Gloo, too. All are run by `make conformance`. A chosen test that skips itself fails. `TORCH_SUITE_BACKEND` names another
 backend to compare with.
 """
 
@@ -67,12 +67,40 @@ CHOSEN = {
     """,
 }
 
+# On guarded Gloo, with two ranks.
+CHOSEN_GUARDED = [
+    "test_all_gather_coalesced_simple",
+    "test_all_gather_object_default_pg",
+    "test_all_reduce_sum_async",
+    "test_all_reduce_coalesced_sum",
+    "test_barrier_timeout_global",
+    "test_batch_isend_irecv_gloo_tags",
+    "test_ddp_logging_data_cpu",
+    "test_destroy_group",
+    "test_DistributedDataParallelCPU_grad_is_view",
+    "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
+    "test_isend_torch_profiler",
+    "test_monitored_barrier_gloo",
+    "test_monitored_barrier_gloo_rank_0_timeout",
+    "test_send_recv_any_source_autograd_profiler",
+    "test_send_recv_with_tag",
+    "test_sparse_all_reduce_sum",
+    "test_static_graph_api_cpu",
+]
+
 PARAMETERS = [pytest.param(name, ranks, id=name) for ranks, names in CHOSEN.items() for name in names.split()]
 
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     running = Suite(BACKEND, tmp_path_factory.mktemp("torch_suite"))
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def guarded_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    running = Suite("guarded gloo", tmp_path_factory.mktemp("torch_suite"), 2)
     yield running
     running.close()
 
@@ -84,6 +112,13 @@ def statuses(outcomes: list[Outcome]) -> list[str]:
 @pytest.mark.parametrize(("name", "ranks"), PARAMETERS)
 def test_passes(suite: Suite, name: str, ranks: int) -> None:
     outcomes = suite.run(name, ranks, adaptation_of(name))
+    if status_of(outcomes) != "passed":
+        pytest.fail(report(outcomes), pytrace=False)
+
+
+@pytest.mark.parametrize("name", CHOSEN_GUARDED)
+def test_passes_on_guarded_gloo(guarded_suite: Suite, name: str) -> None:
+    outcomes = guarded_suite.run(name, 2)
     if status_of(outcomes) != "passed":
         pytest.fail(report(outcomes), pytrace=False)
 

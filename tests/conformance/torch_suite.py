@@ -37,7 +37,10 @@ from typing import Any
 
 from plan import Adaptation
 
-__all__ = ["Outcome", "Suite", "report", "status_of"]
+__all__ = ["BACKENDS", "Outcome", "Suite", "report", "status_of"]
+
+# What the suite runs on. Guarded Gloo is Gloo by its name, in ranks whose groups are guarded.
+BACKENDS = ("gloo", "guarded gloo", "phalanx")
 
 # A rank that can't go on should hear so from its group before the harness ends it.
 GROUP_TIMEOUT_S = 30.0
@@ -45,6 +48,8 @@ RANK_LIMIT_S = 60.0
 # What the peers of a failed rank get to end by themselves, and a rank past its limit to print its stack.
 GRACE_S = 5.0
 LOG_TAIL = 6000
+
+_GUARDED = "guarded "
 
 Outcome = dict[str, Any]
 Demand = dict[str, Any]
@@ -129,9 +134,12 @@ def report(outcomes: list[Outcome]) -> str:
 
 
 def _server_environment(backend: str, folder: Path, ranks: int) -> dict[str, str]:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONWARNINGS"}
+    unset = ("PYTHONWARNINGS", "PHALANX_GUARD")
+    environment = {key: value for key, value in os.environ.items() if key not in unset}
+    if backend.startswith(_GUARDED):
+        environment["PHALANX_GUARD"] = "1"
     environment |= {
-        "BACKEND": backend,
+        "BACKEND": backend.removeprefix(_GUARDED),
         "WORLD_SIZE": str(ranks),
         "INIT_METHOD": f"file://{folder}/init",
         "TEMP_DIR": str(folder),
@@ -160,12 +168,13 @@ def _load(backend: str) -> ModuleType:
 
     # "gpu" is also what the suite asks of a backend for its object tests.
     for feature in ("gpu", "ddp", "subgroup", "plugin"):
-        DistTestCases.backend_feature[feature].add(backend)
+        DistTestCases.backend_feature[feature].add(backend.removeprefix(_GUARDED))
     from torch.testing._internal.distributed import distributed_test
 
     # What the first group of a rank would load.
     import phalanx.debug.observing
-    import phalanx.group.registry  # noqa: F401
+    import phalanx.group.registry
+    import phalanx.guards.guarding  # noqa: F401
 
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"importing the suite started {len(threads) - 1} threads: ranks can't be forked"
@@ -281,6 +290,8 @@ def _run_case(suite: ModuleType, scratch: Path, request: dict[str, Any], rank: i
     import torch.distributed as dist
     from torch.testing._internal.common_utils import set_rng_seed
 
+    from phalanx.guards.guarded import GuardedGroup
+
     class Case(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc, name-defined]
         def _barrier(self, wait_for: int | None = None, timeout: float = 10) -> None:
             # The suite's own polls a folder ten times a second.
@@ -302,6 +313,9 @@ def _run_case(suite: ModuleType, scratch: Path, request: dict[str, Any], rank: i
         rank=rank,
         timeout=timedelta(seconds=GROUP_TIMEOUT_S),
     )
+    # What is asked for is what runs.
+    is_guarded = isinstance(dist.distributed_c10d._get_default_group(), GuardedGroup)
+    assert is_guarded == bool(os.environ.get("PHALANX_GUARD")), f"guarded: {is_guarded}"
     meeting.wait(GROUP_TIMEOUT_S)
     set_rng_seed()
     if request["backend_name"]:

@@ -112,6 +112,33 @@ def test_the_host_of_the_store_dies_while_a_group_is_made(early: bool, tmp_path:
         assert text in ends[rank].value
 
 
+def _host_raises_in_the_making(here: Here, port: int) -> str:
+    _init(here, "tcp", port)
+    dist.barrier()
+    if here.rank == 0:
+        here.hear()
+        raise ValueError("no more data")
+    here.tell()
+    lost = _lost(lambda: dist.new_group([0, 1, 2]), 0)
+    # A rank that has ended by then would be what the other one is told of.
+    gate = Gate(here)
+    gate.open(f"told{here.rank}")
+    gate.wait("told1", "told2")
+    return lost
+
+
+def test_the_host_of_the_store_raises_while_a_group_is_made(tmp_path: Path) -> None:
+    with _port() as port:
+        world = World(_host_raises_in_the_making, 3, tmp_path, port, way=["program", "call", "call"])
+        world.all_told(1, 2)
+        world.tell(0)
+        ends = world.ends()
+    for end in ends[1:]:
+        assert end.error is None, end.trace
+        assert "rank 0 ended while the group was being made" in end.value
+        assert "the first exception of rank 0: ValueError: no more data" in end.value
+
+
 def test_a_group_without_the_host_of_the_store_can_not_be_made(tmp_path: Path) -> None:
     with _port() as port:
         world = World(_host_dies_in_the_making, 3, tmp_path, port, [1, 2], True)

@@ -6,6 +6,7 @@ import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from ranks import End, Here, World
 from system_limits import MIB, address_space, fill_handles, set_limit
 
 import phalanx
-from phalanx import ProcessGroup  # loaded before there are limits
+from phalanx import ProcessGroup, _native  # loaded before there are limits
+from phalanx.transports.threads.hub import Hub
+from phalanx.types import GroupInfo
 
 LIMITS: dict[str, tuple[str, Callable[[], None]]] = {
     "RLIMIT_FSIZE": (
@@ -69,6 +72,31 @@ def test_making_a_group(tmp_path: Path, name: str, limited: int) -> None:
     world.tell_all(0, 1)
     for end in world.ends():
         _is_named(end, LIMITS[name][0])
+
+
+def _make_hub(here: Here, has_segment: bool) -> None:
+    """The first rank of a group of threads makes what they share: a segment, and words of each rank besides."""
+    scheduler: Any = None
+    room = MIB
+    if has_segment:
+        before = address_space()
+        tuning = _native.tuning_for(_native.MAX_RANKS, 1)
+        tuning.only_posts = True
+        segment = _native.Segment.create_private(_native.MAX_RANKS, tuning)
+        room += address_space() - before
+        del segment
+    set_limit(resource.RLIMIT_AS, address_space() + room)
+    with pytest.raises(phalanx.GroupError) as caught:
+        Hub(GroupInfo("threads", 0, _native.MAX_RANKS), scheduler, lambda *_: None)
+    set_limit(resource.RLIMIT_AS, -1)
+    assert isinstance(caught.value.__cause__, MemoryError if has_segment else OSError)
+    raise caught.value
+
+
+@pytest.mark.parametrize("has_segment", [False, True])
+def test_making_a_group_of_threads(has_segment: bool, tmp_path: Path) -> None:
+    (end,) = World(_make_hub, 1, tmp_path, has_segment).ends()
+    _is_named(end, LIMITS["RLIMIT_AS"][0])
 
 
 def _is_named(end: End, what: str) -> None:

@@ -285,6 +285,40 @@ def test_the_only_finder_dies_before_it_reports(tmp_path: Path) -> None:
     assert ends[1].exitcode == -signal.SIGKILL
 
 
+def _full_level(here: Here, field: str) -> tuple[str, list[Any]]:
+    """Rank 1 has a tensor of another shape in its second call, or its first call gave something else."""
+    os.environ["PHALANX_CHECK"] = "full"
+    watched = Watched(here)
+    for number in (1, 2):
+        is_odd = here.rank == 1 and number == 2
+        sizes = (2, 2) if is_odd and field == "SHAPE" else (4,)
+        call = _native.Description("all_reduce", reduce_op=0, dtype=_FLOAT, count=4, sizes=sizes)
+        seq = watched.posted.post(call, result=8 if is_odd and field == "RESULT" else 7)
+        watched.posted.end(call, seq)
+    assert watched.told.wait(30)
+    error = watched.posted.explain("all_reduce", 2)
+    results = [seen.call and seen.call.result for seen in watched.posted.testimonies()]
+    watched.close()
+    return f"{error.code} {error.message}", results
+
+
+@pytest.mark.parametrize(
+    ("field", "expected", "results"),
+    [
+        ("SHAPE", ["MISMATCH:SHAPE", "<-- shape (4,)", "<-- shape (2, 2)"], [7, 7]),
+        ("RESULT", ["MISMATCH:RESULT", "all_reduce, seq 1"], [7, 8]),
+    ],
+)
+def test_the_full_level_compares_shapes_and_results(
+    field: str, expected: list[str], results: list[int], tmp_path: Path
+) -> None:
+    told = values(_full_level, 2, tmp_path, field)
+    for report, found in told:
+        assert found == results
+        for text in expected:
+            assert text in report
+
+
 def _records(here: Here) -> list[tuple[Any, ...]]:
     install()
     watched = Watched(here)
@@ -449,7 +483,7 @@ class _Seen(Observer):
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def coming(self, info: GroupInfo, place: str, number: int, timeout: float) -> None:
+    def coming(self, info: GroupInfo, venue: str, number: int, timeout: float) -> None:
         self.names.append(f"coming {info.name}")
 
     def joined(self, transport: Any, info: GroupInfo, folder: str) -> None:

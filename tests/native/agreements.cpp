@@ -308,6 +308,39 @@ Complaints message_in_turns(Random&) {
   return complaints;
 }
 
+// Two ranks differ and the third has not come. Nobody tends them but the case, with times of its own: the report waits
+// for the third rank until it comes or is gone, or the grace is over.
+enum class Third { stays_away, comes, leaves };
+
+Complaints report_waits(Third third) {
+  Tuning tuning = tuning_for(3, 3);
+  tuning.purpose = Purpose::posting;
+  const auto segment = make_segment(3, tuning);
+  std::vector<std::shared_ptr<Member>> members;
+  std::vector<std::unique_ptr<Agreement>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    members.push_back(std::make_shared<Member>(segment, rank));
+    ranks.push_back(std::make_unique<Agreement>(members.back(), [] {}, [] {}));
+  }
+  const Clock::time_point start(std::chrono::hours(1));
+  Agreement& finder = *ranks[1];
+  ranks[0]->post(sum_of(1), &place_of(0));
+  finder.post(sum_of(2), &place_of(1));
+  Complaints complaints;
+  expect(complaints, !finder.has_found() && finder.compare(), "the difference to be found when it is looked for");
+  expect(complaints, !finder.advance(start), "the report to wait for the third rank");
+  expect(complaints, !finder.advance(start + kMismatchGrace / 2), "the report to wait as long as the grace");
+  expect(complaints, !members[0]->lines.failed(), "nothing to be told meanwhile");
+  if (third == Third::comes) ranks[2]->post(sum_of(1), &place_of(2));
+  if (third == Third::leaves) members[2]->lines.leave(Leaving::closed);
+  const bool waits = third == Third::stays_away;
+  expect(complaints, finder.advance(start + (waits ? kMismatchGrace : kMismatchGrace / 2)), "the report to be made");
+  for (const auto& member : members) expect(complaints, member->lines.failed(), "all ranks to be told");
+  const MadeCall& call = segment->testimony(members[0]->lines.report(), segment->seat_of(2)).call;
+  expect(complaints, call.seq == (third == Third::comes ? 1u : 0u), "what the report says of the third rank");
+  return complaints;
+}
+
 // Control lines only.
 Complaints memory(Random&) {
   Tuning tuning = tuning_for(64, 64);
@@ -325,6 +358,11 @@ Complaints memory(Random&) {
 void run_agreement_cases(Tally& tally, std::uint64_t seed) {
   tally.run_seeded("posts, memory", 64, seed, 1, memory);
   tally.run_seeded("posts, a message in turns", 2, seed, 2, message_in_turns);
+  tally.run_seeded("posts, a report waits", 3, seed, 3, [](Random&) { return report_waits(Third::stays_away); });
+  tally.run_seeded("posts, a report waits for one that comes", 3, seed, 4,
+                   [](Random&) { return report_waits(Third::comes); });
+  tally.run_seeded("posts, a report waits for one that leaves", 3, seed, 5,
+                   [](Random&) { return report_waits(Third::leaves); });
   for (const int size : {2, 3, 4, 8}) {
     const auto run = [&](const char* name, std::uint64_t number, Complaints (*body)(int, Random&)) {
       tally.run_seeded(name, size, mix(seed, static_cast<std::uint64_t>(size)), number,

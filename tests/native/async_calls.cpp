@@ -2,6 +2,7 @@
 // waits for any of them or by the progress thread alone.
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "plans.hpp"
@@ -89,6 +90,8 @@ Complaints calls_in_flight(int size, Random& random, Mixture mixture) {
     GroupEnd group(segment, rank);
     Random own(mix(seed, unsigned_of(rank)));
     const std::uint64_t window = 1 + own.below(kMostInFlight);
+    std::optional<Looker> looker;
+    if (own.one_in(8)) looker.emplace(group);
     Flights flights;
     const auto number = [&](const Flight& flight) { return unsigned_of(rank) * num_calls + flight.index; };
     bool good = true;

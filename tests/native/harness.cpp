@@ -82,6 +82,20 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
+Looker::Looker(GroupEnd& group)
+    : thread_([this, &group] {
+        while (!stops_.load(std::memory_order_relaxed)) {
+          group.calls().look(Clock::now() + std::chrono::milliseconds(5));
+          group.messages().look(Clock::now() + std::chrono::milliseconds(5));
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+      }) {}
+
+Looker::~Looker() {
+  stops_.store(true, std::memory_order_relaxed);
+  thread_.join();
+}
+
 const char* name_of(Result result) {
   constexpr const char* kNames[] = {"finished", "failed",    "was broken", "forked",   "nested",
                                     "left",     "no memory", "pending",    "no space", "not writable"};
@@ -159,6 +173,12 @@ void expect_failure(Complaints& complaints, const Failure& failure, FailureKind 
   complaints.push_back(text("the failure has kind %u and seq %llu, expected %u and %llu",
                             static_cast<unsigned>(failure.kind), static_cast<unsigned long long>(failure.seq),
                             static_cast<unsigned>(kind), static_cast<unsigned long long>(seq)));
+}
+
+void expect_failed_or_late(Complaints& complaints, World& world, int rank, std::uint64_t seq, Result found) {
+  expect_result(complaints, found, {Result::failed, Result::was_broken}, "the call that does not match");
+  if (found != Result::was_broken) return;
+  expect(complaints, world.testimony(rank).call.seq < seq, "a rank whose call was reported to be told of it");
 }
 
 std::vector<int> missing_in(const Failure& failure) {

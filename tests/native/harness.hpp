@@ -89,6 +89,19 @@ struct World {
 Complaints on_ranks(const std::vector<int>& ranks, const std::function<void(int, Complaints&)>& fn);
 std::vector<int> all_ranks(int size);
 
+// Looks at what is pending in a rank's lanes, again and again, from a thread of its own: as who looks for deadlocks.
+class Looker {
+ public:
+  explicit Looker(GroupEnd& group);
+  ~Looker();
+  Looker(const Looker&) = delete;
+  Looker& operator=(const Looker&) = delete;
+
+ private:
+  std::atomic<bool> stops_{false};
+  std::thread thread_;
+};
+
 const char* name_of(Result result);
 
 // Why a call can't even be handed over; `finished` where it can.
@@ -209,6 +222,9 @@ void run_black_box_cases(Tally& tally, std::uint64_t seed);                  // 
 void expect(Complaints& complaints, bool holds, const char* what);
 void expect_result(Complaints& complaints, Result found, std::initializer_list<Result> allowed, const char* what);
 void expect_failure(Complaints& complaints, const Failure& failure, FailureKind kind, std::uint64_t seq);
+// The call of a rank that did not agree with another one's. A rank may come when the report has been made: then it
+// finds the group broken, and the report says nothing of its call.
+void expect_failed_or_late(Complaints& complaints, World& world, int rank, std::uint64_t seq, Result found);
 // The ranks that were waited for when a timeout ran out.
 std::vector<int> missing_in(const Failure& failure);
 std::vector<int> all_but(int size, const std::vector<int>& absent);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -227,6 +228,8 @@ Complaints messages(int size, Random& random, int threads, bool among_calls) {
     GroupEnd& group = world[thread % size];
     const auto number = static_cast<std::uint64_t>(thread);
     Random own(mix(seed, ~number));
+    std::optional<Looker> looker;
+    if (own.one_in(8)) looker.emplace(group);
     const Traffic traffic{seed, size, tuning.message_chunk_bytes, num_each,
                           kTags * static_cast<std::uint32_t>(thread / size)};
     Correspondence correspondence(group, traffic, Random(own.next()));

@@ -1,5 +1,5 @@
 """`make soak`: random kills, mixed calls without an end, tensors that share memory, random programs of ranks that are
-threads, damaged boxes. Not part of `make test`: it takes about 30 minutes.
+threads, programs that wait a lot, damaged boxes. Not part of `make test`: it takes about 40 minutes.
 
 Prints the seed that repeats the run, and for every world that fails the command that runs that world alone; what is
 known of it is written to build/soak/. A survivor that learns of a death too late fails its world, too.
@@ -33,6 +33,8 @@ PARTS = {2: 0.8, 4: 0.2}
 WORLDS_A_SEED = 1_000_000
 # In `make test`; see tests/reports/test_random_programs.py.
 RANDOM_PROGRAMS = 200
+# The same, of all sizes; see tests/integration/test_waiting_programs.py.
+WAITING_PROGRAMS = 18
 # Seconds that a rank which leaves in order gives its peers for its calls in flight.
 _PATIENCE = 1.0
 
@@ -93,6 +95,12 @@ def parse() -> argparse.Namespace:
         type=int,
         default=2_000,
         help="random programs of ranks that are threads, and a part of that with faults (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--waiting",
+        type=int,
+        default=3_000,
+        help="programs that wait a lot and must not be called deadlocks (default: %(default)s)",
     )
     parser.add_argument("--only", choices=list(PARTS_OF_A_RUN), help="one of the parts")
     parser.add_argument("--world", type=int, help="run this one world of the kills and print all that is known of it")
@@ -282,11 +290,46 @@ def soak_random(keeper: Keeper, options: argparse.Namespace, seed: int, tally: T
         report(notes, "random programs", outcome, arguments, options)
 
 
+def soak_waiting(keeper: Keeper, options: argparse.Namespace, seed: int, tally: Tally) -> None:
+    """By pytest: right programs in which ranks wait for each other in all ways, while deadlocks are looked for."""
+    start = time.monotonic()
+    factor = max(1, options.waiting // WAITING_PROGRAMS)
+    tests = ROOT / "tests" / "integration" / "test_waiting_programs.py"
+    program = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "-rP",
+        "--timeout=3600",
+        "-p",
+        "no:cacheprovider",
+        str(tests),
+    ]
+    environment = os.environ | {"PHALANX_WAITING_PROGRAMS": str(factor), "PHALANX_WAITING_SEED": str(seed)}
+    done = subprocess.run(program, capture_output=True, text=True, check=False, env=environment)
+    looks = sum(int(number) for number in re.findall(r"(\d+) looks", done.stdout))
+    verdict = "FAILED" if done.returncode else "none called a deadlock"
+    tally.lines.append(
+        f"waiting: {factor * WAITING_PROGRAMS:,} programs, {looks:,} looks in {time.monotonic() - start:.0f} s, "
+        f"{verdict}"
+    )
+    if done.returncode:
+        tally.failures += 1
+        lines = done.stdout.splitlines()
+        outcome = {"problems": [line for line in lines if line.startswith("FAILED")], "detail": done.stdout}
+        arguments = ["--only", "waiting", "--seed", str(seed), "--waiting", str(options.waiting)]
+        report(Notes(), "programs that wait", outcome, arguments, options)
+
+
 PARTS_OF_A_RUN = {
     "kills": soak_kills,
     "mixed": soak_mixed,
     "aliasing": soak_aliasing,
     "random": soak_random,
+    "waiting": soak_waiting,
     "boxes": soak_boxes,
 }
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from test_helpers import SCHEDULES
 
+import phalanx
 import phalanx.testing as pt
 from phalanx.testing.scheduling import Errand, Scheduling
 
@@ -126,3 +127,19 @@ def test_a_thread_that_could_not_be_started_can_be_started_again(monkeypatch: py
 
 def _no_thread(*_: object, **__: object) -> None:
     raise RuntimeError("no thread left")
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=["in order", "random", "free"])
+def test_two_threads_of_a_rank_make_groups_at_once(options: dict[str, Any]) -> None:
+    def make_both(rank: int, world: pt.World) -> float:
+        def make(name: str) -> torch.Tensor:
+            tensor = torch.tensor([rank + 1.0])
+            with phalanx.new_group(store=world.store, rank=rank, world_size=2, name=name) as group:
+                group.all_reduce(tensor).wait()
+            return tensor
+
+        # Each rank begins with another group: so both are being made at the same time.
+        with ThreadPoolExecutor(2) as executor:
+            return sum(tensor.item() for tensor in executor.map(make, ["one", "other"] if rank else ["other", "one"]))
+
+    assert pt.run(make_both, 2, **options) == [6.0, 6.0]

@@ -57,7 +57,7 @@ class Call:
     timeout_ms: int = 30_000
     bytes_in: int | None = None
     bytes_out: int | None = None
-    identity: str = ""  # of the group; of a making, the place of the meeting
+    identity: str = ""  # of the group; of a making, the venue of the meeting
     failure: str | None = None
     blamed: int = -1  # a rank of the group
     filename: str = field(default_factory=lambda: str(Path.cwd() / "train.py"))
@@ -134,10 +134,10 @@ class Arena:
         text = "\x1f".join(map(str, parts))
         return self._append(text, text.encode() + b"\0") if text else 0
 
-    def group(self, name: str, description: str, rank: int, ranks: str, identity: str, place: str) -> int:
+    def group(self, name: str, description: str, rank: int, ranks: str, identity: str, venue: str) -> int:
         assert NEWEST.group is not None
         data = bytearray(NEWEST.group.size)
-        texts = {"name": name, "description": description, "ranks": ranks, "identity": identity, "place": place}
+        texts = {"name": name, "description": description, "ranks": ranks, "identity": identity, "venue": venue}
         NEWEST.group.pack_into(data, 0, rank=rank, **{field: self.text(text) for field, text in texts.items()})
         self.data += bytes(-len(self.data) % 4)
         return self._append(bytes(data), bytes(data))
@@ -166,7 +166,7 @@ def _pack_record(records: bytearray, at: int, number: int, call: Call, arena: Ar
     is_message = not is_making and _native.TRAITS[call.op].is_message
     created, started, ended = _times(call)
     bytes_in, bytes_out = _bytes(call)
-    identity, place = ("", call.identity) if is_making else (call.identity, "")
+    identity, venue = ("", call.identity) if is_making else (call.identity, "")
     NEWEST.record.pack_into(
         records,
         at,
@@ -174,7 +174,7 @@ def _pack_record(records: bytearray, at: int, number: int, call: Call, arena: Ar
         state=STATES[call.state],
         kind=_native.RECORD_MAKING if is_making else _native.RECORD_CALL,
         failure=FAILURES.index(call.failure),
-        group=arena.group(call.group, call.desc, rank, ranks, identity, place),
+        group=arena.group(call.group, call.desc, rank, ranks, identity, venue),
         seq=call.seq,
         created=created,
         started=started,

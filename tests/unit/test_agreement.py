@@ -27,7 +27,7 @@ _FAULTS = {
 def _build(folder: Path) -> Path:
     built = folder / "interleavings"
     source = _ROOT / "tests/native/interleavings.cpp"
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", f"-I{_ROOT / 'src/phalanx/_core'}"]
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O2", f"-I{_ROOT / 'src/phalanx/_core'}"]
     subprocess.run([*command, str(source), "-o", str(built)], check=True)
     return built
 

@@ -90,6 +90,53 @@ def test_a_rank_that_ends_after_a_failed_meeting(
     assert re.match(expected, caught.value.message)
 
 
+class _Unconnected(dist.HashStore):
+    """A store whose server is gone."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise dist.DistNetworkError("Connection reset by peer")
+
+
+class _Ending(_Dying):
+    """A process whose connections the kernel has closed, and that is dead a few looks later."""
+
+    ending = True
+
+
+def _ask_failed_store(known: Known) -> None:
+    store = _Unconnected()
+    store.set_timeout(timedelta(seconds=5))
+    info = GroupInfo("g", 0, 3, [0, 1, 2])
+    exchange = Exchange(store, info, 5, lambda: lookout.explain_failed_store())
+    lookout = Lookout(exchange, info, _VENUE, known)
+    exchange.has("hello/1")
+
+
+@pytest.mark.parametrize("num_looks", range(4))
+def test_a_store_fails_because_the_rank_that_hosts_it_is_just_dying(
+    num_looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = _Ending(num_looks)
+    monkeypatch.setattr(_native.Peer, "watch", lambda *identity: process)
+    with pytest.raises(PeerLost, match="rank 1 died while the group was being made") as caught:
+        _ask_failed_store(Known({1: _PROCESS}))
+    assert caught.value.peer == 1
+
+
+def test_a_store_fails_because_the_rank_that_hosts_it_has_left() -> None:
+    with pytest.raises(PeerLost, match="first exception of rank 2: ValueError: bad") as caught:
+        _ask_failed_store(Known({}, lambda rank: "ValueError: bad" if rank == 2 else None))
+    assert caught.value.peer == 2
+
+
+def test_a_store_fails_whose_host_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = _Ending(100)
+    process.ending = False
+    monkeypatch.setattr(_native.Peer, "watch", lambda *identity: process)
+    with pytest.raises(GroupError, match="the store failed while the group was being made: Connection reset by peer"):
+        _ask_failed_store(Known({1: _PROCESS}))
+
+
 class _GoesOn(dist.HashStore):
     """A store in which ranks go on just before rank 0 reads the note of rank `seen`: `changes` are set then."""
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,3 +60,37 @@ def test_requests_that_make_no_sense_are_refused() -> None:
     for sends, peer, tag in ((True, 1, 0), (True, _native.ANY_SOURCE, 0), (False, -2, 0), (False, 0, -1)):
         with pytest.raises(ValueError, match="not a peer"):
             _native.start_message(group, sends, torch.zeros(1), peer, tag, 1.0)
+
+
+# Its main thread ends, as all threads of a process that is killed do; another one stays until it may end, too.
+_HALF_ENDED = """
+import ctypes, os, sys, threading
+threading.Thread(target=lambda: (print(flush=True), sys.stdin.read(), os._exit(0))).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+
+
+def test_a_process_may_be_ending_before_it_is_dead() -> None:
+    def stat(pid: int) -> list[str]:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+    command = [sys.executable, "-Sc", _HALF_ENDED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        peer = _native.Peer.watch(child.pid, int(stat(child.pid)[19]))
+        assert peer is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        while stat(child.pid)[0] != "Z":
+            os.sched_yield()
+        assert peer.ending
+        assert not peer.dead
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert peer.dead
+        assert peer.ending
+
+
+def test_a_process_that_runs_is_not_ending() -> None:
+    peer = _native.Peer.watch(os.getppid(), 0)
+    assert peer is not None
+    assert not peer.ending

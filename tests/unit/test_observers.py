@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.distributed import HashStore
 import phalanx
 from phalanx.transports import advisers
 from phalanx.transports.advisers import Adviser, ask, take_advice_of
+from phalanx.transports.listing import Listing
 from phalanx.transports.observers import Observer, are_calls_observed, observing, tell
 from phalanx.types import GroupInfo
 
@@ -48,6 +50,60 @@ def test_all_observers_are_told() -> None:
     tell.left()
     assert first.seen == ["joined g here", "left"]
     assert second.seen == ["left"]
+
+
+def test_changes_at_the_same_time_are_not_lost() -> None:
+    listing: Listing[int] = Listing()
+
+    def add(one: int) -> None:
+        listing.change(lambda others: (*others, one))
+
+    def add_during_another(others: tuple[int, ...]) -> tuple[int, ...]:
+        # As the garbage collector does in this thread.
+        if 2 not in others:
+            add(2)
+        return (*others, 1)
+
+    listing.change(add_during_another)
+    assert list(listing) == [2, 1]
+    both = threading.Barrier(2)
+
+    def add_many(first: int) -> None:
+        both.wait()
+        for number in range(first, first + 1000):
+            add(number)
+
+    threads = [threading.Thread(target=add_many, args=(first,)) for first in (1000, 2000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(listing) == [1, 2, *range(1000, 3000)]
+    listing.remove(2)
+    assert 2 not in listing
+
+
+def test_another_thread_waits_for_a_change_that_is_under_way() -> None:
+    listing: Listing[str] = Listing()
+    begun, ended = threading.Event(), threading.Event()
+
+    def add_second() -> None:
+        begun.set()
+        listing.change(lambda others: (*others, "second"))
+        ended.set()
+
+    other = threading.Thread(target=add_second)
+
+    def add_first(others: tuple[str, ...]) -> tuple[str, ...]:
+        if not begun.is_set():
+            other.start()
+            begun.wait()
+        assert not ended.is_set()
+        return (*others, "first")
+
+    listing.change(add_first)
+    other.join()
+    assert list(listing) == ["first", "second"]
 
 
 def test_an_observer_that_fails_is_switched_off_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

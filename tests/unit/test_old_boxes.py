@@ -92,7 +92,7 @@ def test_all_versions_tell_the_same(version: int) -> None:
     assert (old.records, old.makings, old.deaths) == (new.records, new.makings, new.deaths)
     assert (old.exception, old.ended_ns, old.num_begun) == (new.exception, new.ended_ns, new.num_begun)
     assert [record.op for record in old.makings] == [MAKING]
-    assert (old.makings[0].group.place, old.makings[0].group.identity) == ("groups/all", "")
+    assert (old.makings[0].group.venue, old.makings[0].group.identity) == ("groups/all", "")
 
 
 def test_version_1() -> None:
@@ -114,7 +114,7 @@ def test_fields_of_the_newest_version_keep_their_places() -> None:
         "last_arriver@52 blamed@56 location@60 bytes_in@64 bytes_out@72 timeout_ms@80 op@88 reduce_op@89 dtype@90 "
         "device@91 root@92 count@96 layout@104 unlisted_dtype@108 shape.num@112 shape.listed@113 shape.hash@114 "
         "shape.sizes@116 peer@148 factor@152 tag@160 flags@164 engine@165",
-        "group": "name@0 description@4 identity@8 place@12 ranks@16 rank@20",
+        "group": "name@0 description@4 identity@8 venue@12 ranks@16 rank@20",
         "death": "seen@0 pid@8 start@16 status@24 replaced@28 rank@30",
     }
     for name, places in fixed.items():

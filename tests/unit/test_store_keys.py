@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +18,17 @@ from hypothesis import strategies as st
 
 from phalanx.errors import GroupError, PhalanxError
 from phalanx.transports import shm
-from phalanx.transports.hello import PROTOCOL, GivenUp, Hello, Note, Offer, Opening, UnreadableError, count_of
+from phalanx.transports.hello import (
+    PROTOCOL,
+    GivenUp,
+    Hello,
+    Note,
+    Offer,
+    Opening,
+    UnreadableError,
+    count_of,
+    key_of_ranks,
+)
 from phalanx.types import GroupInfo
 
 _ME = ((1, 2, 3), "here")
@@ -186,3 +196,26 @@ def test_a_counter_that_is_no_number_ends_no_connection(make: Callable[[], Any])
         assert isinstance(error, GroupError)
         assert error.code == "GROUP:STORE_KEY"
     assert store.check(["g/0-1/1/left"])
+
+
+@pytest.mark.parametrize(
+    ("members", "key"),
+    [
+        (range(1), "0"),
+        (range(2), "0-1"),
+        (range(300), "0-299"),
+        ([3], "3"),
+        ([0, 1, 2, 3, 7], "0-3,7"),
+        ([2, 1, 0], "2,1,0"),
+        ([4, 5, 0, 1], "4-5,0-1"),
+        (range(0, 6, 2), "0,2,4"),
+    ],
+)
+def test_ranks_have_one_key_in_each_spelling(members: Sequence[int], key: str) -> None:
+    assert key_of_ranks(members) == key_of_ranks(list(members)) == key
+
+
+def test_the_key_of_many_ranks_is_short() -> None:
+    even, odd = key_of_ranks(range(0, 400, 2)), key_of_ranks(range(1, 400, 2))
+    assert len(even) == len(odd) == 32
+    assert even != odd

@@ -7,31 +7,51 @@
 
 namespace phalanx {
 
-Agreement::Agreement(std::shared_ptr<Member> member, std::function<void()> tell, std::function<void()> wake)
+Agreement::Agreement(std::shared_ptr<Member> member, std::function<void()> tell, std::function<void()> wake,
+                     Matching matching)
     : member_(std::move(member)),
       tell_(std::move(tell)),
       wake_(std::move(wake)),
+      matching_(matching),
       posts_(*member_->segment, member_->rank()),
       calls_(member_->rank(), member_->size()),
       pairs_(static_cast<std::size_t>(member_->size()) * 2),
       comparing_(member_->rank(), member_->size()),
       reporting_(member_->lines) {}
 
-std::uint64_t Agreement::post(const Description& call, const Location* location, std::uint64_t result) noexcept {
+std::uint64_t Agreement::post(const Description& call, const Location* location, std::uint64_t result,
+                              std::uint64_t balance) noexcept {
   const std::uint64_t seq = calls_.seq() + 1;
   chain_ = chain_on(chain_, call);
   if (member_->segment->header().tuning.check == Check::full) chain_ = mix(mix(chain_, call.shape.hash), result);
   member_->lines.publish_location(location);
   // Before the number is published: a report reads the call of every rank that has posted it.
   write_entry(member_->segment->post_entry(member_->seat(), LaneKind::calls, seq), seq,
-              {seq, result, call, id_of(location)});
+              {seq, result, call, id_of(location), balance});
   const bool agrees = calls_.post(posts_, posted_word(chain_, call.shape.hash));
   if (calls_.other_shape()) note_shapes(calls_.other_shape());
   if (!agrees) {
     keep({calls_.difference()});
     wake_();
+  } else if (traits_of(call.op).exchanges_sizes && calls_.have_all_posted() && !sizes_fit(seq)) {
+    const int other = member_->rank() == 0 ? 1 : 0;
+    keep({.difference = {other, seq - 1, seq}, .sizes_differ = true});
+    wake_();
   }
   return seq;
+}
+
+// Whether each rank expects of each other one what that one sends. All have posted the call, and it is the last to come
+// that looks; where another has replaced its call already, nobody can tell.
+bool Agreement::sizes_fit(std::uint64_t seq) const noexcept {
+  std::uint64_t sum = 0;
+  for (int rank = 0; rank < member_->size(); ++rank) {
+    const auto entry = find_collective(rank, seq);
+    // 0: that rank could not tell.
+    if (!entry || entry->balance == 0) return true;
+    sum += entry->balance;
+  }
+  return sum == 0;
 }
 
 Agreement::Pair& Agreement::pair_of(int peer, bool sends) {
@@ -45,16 +65,34 @@ Agreement::Pair& Agreement::pair_of(int peer, bool sends) {
   return *made_pairs_.back();
 }
 
+// The word of the next message.
+std::uint64_t Agreement::word_of(Pair& messages, const Description& call) const {
+  if (matching_ == Matching::by_order) {
+    messages.chain = chain_on_message(messages.chain, call);
+    return message_word(0, static_cast<std::uint32_t>(messages.chain >> 32));
+  }
+  const std::uint64_t hash = hash_of_message(call, ++messages.num_of_tag[call.tag]);
+  messages.which += hash;
+  messages.what += chain_on_message(hash, call);
+  return message_word(static_cast<std::uint32_t>(messages.which >> 32),
+                      static_cast<std::uint32_t>(messages.what >> 32));
+}
+
+std::uint64_t Agreement::messages_posted(int peer, bool sends) const noexcept {
+  const Seat own = member_->seat(), other = member_->segment->seat_of(peer);
+  const PairLine& line = member_->segment->pair_line(sends ? other : own, sends ? own : other, sends);
+  return line.posted.load(std::memory_order_acquire);
+}
+
 std::uint64_t Agreement::post_message(const Description& call, const Location* location) {
   const bool sends = call.op == Op::send;
   Pair& messages = pair_of(call.peer, sends);
   const std::uint64_t seq = messages.posting.seq() + 1;
-  messages.chain = chain_on_message(messages.chain, call);
   member_->lines.publish_location(location);
   ++num_messages_;
   write_entry(member_->segment->post_entry(member_->seat(), LaneKind::messages, num_messages_), num_messages_,
-              {seq, 0, call, id_of(location)});
-  if (!messages.posting.post(messages.posts, posted_word(messages.chain, 0))) {
+              {seq, 0, call, id_of(location), 0});
+  if (!messages.posting.post(messages.posts, word_of(messages, call))) {
     Difference difference = messages.posting.difference();
     difference.peer = call.peer;
     keep({difference, LaneKind::messages, sends});
@@ -237,6 +275,7 @@ Finding Agreement::finding() {
   failure.peer = difference.peer;
   failure.seq = difference.seq;
   failure.agreed = std::max(difference.agreed, agreed_at_rest());
+  failure.sizes_differ = found_.sizes_differ ? 1 : 0;
   if (found_.kind == LaneKind::messages) {
     // As of a message that does not fit its receive: the receiver is the finder.
     failure.kind = FailureKind::message;
@@ -247,8 +286,9 @@ Finding Agreement::finding() {
     Misfit& misfit = failure.misfit;
     misfit.sent = made.description;
     copy_text(misfit.where, made.where);
-    if (received) misfit.fitting_seq = find_fitting(failure.peer, Op::send, failure.rank, *received);
-    if (sent && misfit.fitting_seq == 0) {
+    const bool counts_order = matching_ == Matching::by_order;
+    if (received && counts_order) misfit.fitting_seq = find_fitting(failure.peer, Op::send, failure.rank, *received);
+    if (sent && counts_order && misfit.fitting_seq == 0) {
       misfit.fitting_seq = find_fitting(failure.rank, Op::recv, failure.peer, *sent);
       misfit.is_sent_fitting = 1;
     }

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -23,6 +24,9 @@
 
 namespace phalanx {
 
+// How an engine finds the send to a receive. Where tags count, messages of different tags may overtake each other.
+enum class Matching : bool { by_order, by_tag };
+
 class Agreement : public Tendable {
  public:
   // The thread that tends it compares so often. With the grace of a report, all processes know within 100 ms.
@@ -30,11 +34,14 @@ class Agreement : public Tendable {
 
   // `tell` is called once, by the one that tends it, when the group has a failure. `wake` is called by the thread that
   // posts when there is something to report.
-  Agreement(std::shared_ptr<Member> member, std::function<void()> tell, std::function<void()> wake);
+  Agreement(std::shared_ptr<Member> member, std::function<void()> tell, std::function<void()> wake,
+            Matching matching = Matching::by_order);
 
   // The next collective of this rank; returns its number. Never waits. `result` is, at Check::full, a hash of what the
   // call before gave.
-  std::uint64_t post(const Description& call, const Location* location, std::uint64_t result = 0) noexcept;
+  // `balance` is that of a DividedCall.
+  std::uint64_t post(const Description& call, const Location* location, std::uint64_t result = 0,
+                     std::uint64_t balance = 0) noexcept;
   // The next message of this rank to or from call.peer; returns its number among those.
   std::uint64_t post_message(const Description& call, const Location* location);
   // For reports: this rank's collectives up to this one have ended well.
@@ -62,6 +69,8 @@ class Agreement : public Tendable {
   std::uint64_t seq() const noexcept { return calls_.seq(); }
   // Where in the program this rank has made a call; empty where that is not known any more.
   std::string place_of(const Description& call, std::uint64_t seq) const;
+  // How many messages a peer has posted to this rank (`sends`: it is the sender), or from it.
+  std::uint64_t messages_posted(int peer, bool sends) const noexcept;
   // The last collective that a rank has posted.
   std::uint64_t posted(int rank) const noexcept { return posts_.posted(rank); }
   const Member& member() const noexcept { return *member_; }
@@ -76,6 +85,7 @@ class Agreement : public Tendable {
     Difference difference;
     LaneKind kind = LaneKind::calls;
     bool sends = false;  // of messages: this rank is the sender
+    bool sizes_differ = false;
   };
   // A side of the messages from one rank to another.
   struct Pair {
@@ -84,6 +94,10 @@ class Agreement : public Tendable {
     MessagePosts posts;
     MessagePosts::Poster posting;
     std::uint64_t chain = 0;
+    // Where messages match by tag: sums over all messages, in which their order does not count, and how many there were
+    // of each tag.
+    std::uint64_t which = 0, what = 0;
+    std::map<std::uint32_t, std::uint64_t> num_of_tag;
     MessagePosts::Comparer comparing;  // of the one that compares at rest
   };
 
@@ -98,7 +112,9 @@ class Agreement : public Tendable {
     return static_cast<std::size_t>(peer) * 2 + (sends ? 1 : 0);
   }
   Pair& pair_of(int peer, bool sends);
+  std::uint64_t word_of(Pair& messages, const Description& call) const;
   void note_shapes(const OtherShape& other) noexcept;
+  bool sizes_fit(std::uint64_t seq) const noexcept;
   // The first of the two threads that find a difference keeps it.
   void keep(const Found& found) noexcept;
   void see_all();
@@ -122,6 +138,7 @@ class Agreement : public Tendable {
   const std::shared_ptr<Member> member_;
   const std::function<void()> tell_;
   const std::function<void()> wake_;
+  const Matching matching_;
   // Of the thread that posts.
   CallPosts posts_;
   CallPosts::Poster calls_;

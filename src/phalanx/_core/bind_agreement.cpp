@@ -23,6 +23,7 @@
 #include "exit_status.hpp"
 #include "gil.hpp"
 #include "listener.hpp"
+#include "splits.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -94,10 +95,11 @@ class JoinedAgreement {
  public:
   // `token` goes to the completions when the group has a failure.
   JoinedAgreement(const MappedSegment& mapped, int rank, const std::vector<Pid>& processes, std::uint64_t token,
-                  int engine)
+                  int engine, bool matches_tags)
       : member_(make_member(mapped, rank, processes)),
         agreement_(std::make_shared<Agreement>(
-            member_, [token] { completions().push(token); }, [] { progress().wake(true); })),
+            member_, [token] { completions().push(token); }, [] { progress().wake(true); },
+            matches_tags ? Matching::by_tag : Matching::by_order)),
         records_(*member_, static_cast<Engine>(engine)),
         level_(static_cast<int>(member_->segment->header().tuning.check)),
         identity_(member_->identity()) {
@@ -109,16 +111,16 @@ class JoinedAgreement {
   JoinedAgreement(const JoinedAgreement&) = delete;
   JoinedAgreement& operator=(const JoinedAgreement&) = delete;
 
-  std::uint64_t post(Description call, std::uint64_t result) {
+  std::uint64_t post(Description call, std::uint64_t result, std::uint64_t balance = 0) {
     if (forked()) throw std::runtime_error("this process was forked from the one that is in the group");
     if (member_->has_left()) throw std::runtime_error("this rank has left the group");
     // A receive from anybody is posted when its sender is known.
-    if (is_message(call.op)) check_rank(call.peer, "expected a rank of the group as the peer of a message");
+    if (is_message(call.op)) check_rank(*member_, call.peer);
     const auto [location, flags] = origin_of_call();
     call.flags |= flags;
     const BoxEntry entry = records_.begin(call, location);
-    const std::uint64_t seq =
-        is_message(call.op) ? agreement_->post_message(call, location) : agreement_->post(call, location, result);
+    const std::uint64_t seq = is_message(call.op) ? agreement_->post_message(call, location)
+                                                  : agreement_->post(call, location, result, balance);
     records_.number(entry, call, seq);
     return seq;
   }
@@ -136,22 +138,29 @@ class JoinedAgreement {
   }
   // The number of the last collective that a rank has posted.
   std::uint64_t posted(int rank) const {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     return forked() ? 0 : agreement_->posted(rank);
+  }
+  std::uint64_t messages_posted(int peer, bool sends) const {
+    check_rank(*member_, peer);
+    return forked() ? 0 : agreement_->messages_posted(peer, sends);
+  }
+  std::string place_of(const Description& call, std::uint64_t seq) const {
+    return forked() ? std::string() : agreement_->place_of(call, seq);
   }
   // A rank that posts no further call: it has left, or its process is gone.
   bool is_gone(int rank) const {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     return !forked() && member_->lines.gone(rank, GaveUp::calls, true);
   }
   // A rank that has left in order.
   bool has_left_well(int rank) const {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     return !forked() && member_->lines.leaving(rank) != Leaving::no;
   }
   // This rank waits in a call for a rank that is gone.
   void fail_by_end(int peer, const Description& call, std::uint64_t seq) {
-    check_rank(peer, "no such rank");
+    check_rank(*member_, peer);
     if (forked()) return;
     const WithoutGil without;
     Failure failure = member_->end_of(peer, {call, seq, nullptr});
@@ -161,7 +170,7 @@ class JoinedAgreement {
   }
   // This rank gives up waiting in a call for these ranks.
   void fail_by_timeout(const std::vector<int>& missing, const Description& call, std::uint64_t seq) {
-    for (const int rank : missing) check_rank(rank, "no such rank");
+    for (const int rank : missing) check_rank(*member_, rank);
     if (forked()) return;
     const WithoutGil without;
     Failure failure = member_->timeout_of({call, seq, nullptr}, missing);
@@ -177,26 +186,34 @@ class JoinedAgreement {
   }
   // Asks a rank where it is.
   void ask_rank(int rank) {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     if (!forked()) ask(*member_->segment, member_->segment->seat_of(rank));
   }
   std::optional<std::string> answer_of_rank(int rank, double seconds) {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     if (forked()) return std::nullopt;
     const WithoutGil without;
     return answer_of(*member_->segment, member_->segment->seat_of(rank),
                      std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
   }
+  // The same, for a call that is about to be made. 0: the group is broken, known by now or before, or this rank is in
+  // it no more, and the call must not be made.
+  std::uint64_t begin(const Description& call, std::uint64_t balance = 0) {
+    if (forked() || member_->has_left() || is_broken()) return 0;
+    const std::uint64_t seq = post(call, 0, balance);
+    if (!agreement_->has_found()) return seq;
+    records_.end(call, seq, false);
+    return 0;
+  }
+  // The engine has ended the call well. Returns whether the group is broken.
+  bool finish(const Description& call, std::uint64_t seq) {
+    end(call, seq, true);
+    return is_broken();
+  }
   void end(const Description& call, std::uint64_t seq, bool well) {
     if (forked()) return;
     records_.end(call, seq, well);
     if (well && !is_message(call.op)) agreement_->set_completed(seq);
-  }
-  bool compare() {
-    const WithoutGil without;
-    if (forked() || !agreement_->compare()) return false;
-    progress().wake(true);
-    return true;
   }
   std::optional<Failure> failure() const {
     if (forked() || !(member_->lines.failed() || agreement_->was_told())) return std::nullopt;
@@ -213,14 +230,14 @@ class JoinedAgreement {
     if (!forked()) member_->keep_records(held.box, group, path);
   }
   std::string box_of(int rank) const {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     return forked() ? std::string() : member_->segment->answer(member_->segment->seat_of(rank)).box.read();
   }
   void say_last_words(const std::string& text) {
     if (!forked()) member_->lines.say_last_words(text);
   }
   std::string last_words(int rank) const {
-    check_rank(rank, "no such rank");
+    check_rank(*member_, rank);
     return forked() ? std::string() : member_->lines.last_words(rank);
   }
   void leave(bool exiting) {
@@ -247,9 +264,6 @@ class JoinedAgreement {
 
   // A forked child does not have the memory.
   bool forked() const noexcept { return member_->segment->forked(); }
-  void check_rank(int rank, const char* error) const {
-    if (rank < 0 || rank >= member_->size()) throw std::invalid_argument(error);
-  }
 
   const std::shared_ptr<Member> member_;
   const std::shared_ptr<Agreement> agreement_;
@@ -268,19 +282,43 @@ std::shared_ptr<Member> member_for_posting(const MappedSegment& mapped, int rank
   return std::make_shared<Member>(mapped.segment, rank);
 }
 
+void check_rank(const Member& member, int rank) {
+  if (rank < 0 || rank >= member.size()) {
+    throw std::invalid_argument("expected a rank of the group, got " + std::to_string(rank));
+  }
+}
+
 void bind_agreement(nb::module_& module) {
   nb::class_<JoinedAgreement>(module, "Agreement", "Calls that ranks post and compare, without ever waiting.")
-      .def(nb::init<const MappedSegment&, int, const std::vector<Pid>&, std::uint64_t, int>(), "segment"_a, "rank"_a,
-           "processes"_a, "token"_a, "engine"_a = static_cast<int>(Engine::other))
-      .def("post", &JoinedAgreement::post, "call"_a, "result"_a = 0, "The number of the call among this rank's.")
+      .def(nb::init<const MappedSegment&, int, const std::vector<Pid>&, std::uint64_t, int, bool>(), "segment"_a,
+           "rank"_a, "processes"_a, "token"_a, "engine"_a = static_cast<int>(Engine::other), "matches_tags"_a = false)
+      .def(
+          "post",
+          [](JoinedAgreement& self, const DividedCall& call, std::uint64_t result) {
+            return self.post(call, result, call.balance);
+          },
+          "call"_a, "result"_a = 0)
+      .def(
+          "post",
+          [](JoinedAgreement& self, const Description& call, std::uint64_t result) { return self.post(call, result); },
+          "call"_a, "result"_a = 0, "The number of the call among this rank's.")
+      .def(
+          "begin", [](JoinedAgreement& self, const DividedCall& call) { return self.begin(call, call.balance); },
+          "call"_a)
+      .def(
+          "begin", [](JoinedAgreement& self, const Description& call) { return self.begin(call); }, "call"_a,
+          "Posts a call that is about to be made. 0: the group is broken or left, and the call must not be made.")
+      .def("finish", &JoinedAgreement::finish, "call"_a, "seq"_a,
+           "The engine has ended the call well. Returns whether the group is broken.")
       .def("end", &JoinedAgreement::end, "call"_a, "seq"_a, "well"_a, "For reports and records: the call has ended.")
-      .def("compare", &JoinedAgreement::compare,
-           "Compares with each rank that has posted the same call. Whether this rank has found a difference.")
       .def_prop_ro("is_broken", &JoinedAgreement::is_broken,
                    "Whether ranks are known to disagree, or the group has failed otherwise.")
       .def("wait_for_failure", &JoinedAgreement::wait_for_failure, "seconds"_a,
            "Of a broken group: waits until the failure is known. Returns whether it is.")
       .def("posted", &JoinedAgreement::posted, "rank"_a, "The number of the last collective that a rank has posted.")
+      .def("messages_posted", &JoinedAgreement::messages_posted, "peer"_a, "sends"_a,
+           "How many messages a peer has posted to this rank (it is the sender), or from it.")
+      .def("place_of", &JoinedAgreement::place_of, "call"_a, "seq"_a, "Where this rank has made a call.")
       .def("is_gone", &JoinedAgreement::is_gone, "rank"_a, "Whether a rank has left, or its process is gone.")
       .def("has_left_well", &JoinedAgreement::has_left_well, "rank"_a, "Whether a rank has left in order.")
       .def("fail_by_end", &JoinedAgreement::fail_by_end, "peer"_a, "call"_a, "seq"_a,

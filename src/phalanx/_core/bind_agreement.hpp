@@ -12,6 +12,8 @@ namespace phalanx {
 
 // A rank's place in a group that only posts. Throws where the segment is for something else.
 std::shared_ptr<Member> member_for_posting(const MappedSegment& mapped, int rank);
+// Throws unless the group has that rank.
+void check_rank(const Member& member, int rank);
 
 // Of ranks that are processes.
 void bind_agreement(nanobind::module_& module);

@@ -82,11 +82,11 @@ void bind_box(nb::module_& module, nb::class_<GroupEnd>& group) {
       .def(
           "remember_group",
           [](const HeldBox& self, std::string name, int rank, std::string ranks, std::string description,
-             std::string identity, std::string place) {
+             std::string identity, std::string venue) {
             return self.box->remember_group({std::move(name), std::move(description), std::move(identity),
-                                             std::move(place), std::move(ranks), rank});
+                                             std::move(venue), std::move(ranks), rank});
           },
-          "name"_a, "rank"_a, "ranks"_a, nb::kw_only(), "description"_a = "", "identity"_a = "", "place"_a = "",
+          "name"_a, "rank"_a, "ranks"_a, nb::kw_only(), "description"_a = "", "identity"_a = "", "venue"_a = "",
           "The group, for `begin`, `begin_making` and `GroupEnd.keep_records`; 0: there is no room for it.")
       .def("begin", &begin, "group"_a, "description"_a, nb::kw_only(), "bytes_in"_a, "bytes_out"_a, "timeout"_a,
            "is_async"_a, "Records a call of a rank that is a thread.")

@@ -7,6 +7,7 @@
 
 #include "bind_debug.hpp"
 #include "bind_records.hpp"
+#include "bind_waits.hpp"
 #include "completions.hpp"
 #include "gil.hpp"
 #include "main_thread.hpp"
@@ -42,6 +43,7 @@ class PythonHooks final : public CallHooks {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
   Clock::time_point slow_at(Clock::time_point beginning) override { return phalanx::slow_at(beginning); }
+  void tell_long() override { phalanx::tell_long(); }
   void tell_slow(const WaitingCall& call) override { phalanx::tell_slow(call); }
   void tell_refused(const WaitingCall& call) override { phalanx::tell_refused(call); }
 

@@ -149,6 +149,8 @@ void bind_call(nb::module_& module) {
 }
 
 void bind_witness(nb::module_& module) {
+  nb::class_<DividedCall, Description>(module, "DividedCall", "A call in which ranks exchange sizes pair by pair.")
+      .def_ro("balance", &DividedCall::balance);
   nb::class_<MadeCall>(module, "MadeCall", "A call that a rank has made.")
       .def(
           "__init__",
@@ -320,6 +322,9 @@ void bind_failure(nb::module_& module) {
           "where", [](const Failure& self) { return text_of(self.where); }, "The finder's line.")
       .def_ro("peer", &Failure::peer, "The other side of a mismatch or message; the rank that left or died.")
       .def_prop_ro("misfit", [](const Failure& self) { return given(self.kind == FailureKind::message, self.misfit); })
+      .def_prop_ro(
+          "sizes_differ", [](const Failure& self) { return self.sizes_differ != 0; },
+          "Whether it is about sizes that ranks exchange, and not known which ranks do not fit.")
       .def_prop_ro("splits", [](const Failure& self) { return given(self.splits.sender != kNoRank, self.splits); })
       .def_prop_ro("missing", &missing_of)
       .def_prop_ro(

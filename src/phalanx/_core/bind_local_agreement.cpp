@@ -5,12 +5,11 @@
 //
 //   ranks = [LocalAgreement(segment, rank) for rank in range(size)]
 //
-// A rank posts its calls with post(), which returns the number of the call and never waits. Some rank has then compared
-// each call that all ranks have posted. compare() also compares with the ranks that have come while others are absent.
-// Both keep what they find: has_found. advance(now) reports it: at once if all ranks have posted the call or are gone,
-// else MISMATCH_GRACE seconds after the first advance() that saw it. So a world calls advance() when has_found is true,
-// again after MISMATCH_GRACE, and whenever a rank has posted or gone meanwhile. report_now() does not wait for absent
-// ranks. After advance(), report_now() or fail() of one rank, failure() and testimonies() say the same on all ranks.
+// A rank posts its collectives with post(), which returns the number of the call and never waits. Some rank has then
+// compared each call that all ranks have posted. compare_with() also compares with a rank while others are absent. Both
+// keep what they find. report_now() reports it; when it does so is the world's choice, which may wait for the ranks
+// that have not come. After report_now(), fail(), expire() or lose() of one rank, failure() and testimonies() say the
+// same on all ranks.
 //
 // `now` is in seconds of any clock that never goes back. All methods are called with the GIL held, in any thread.
 #include <nanobind/stl/optional.h>
@@ -49,10 +48,8 @@ class LocalAgreement {
       : member_(member_for_posting(mapped, rank)), agreement_(member_, [] {}, [] {}) {}
 
   std::uint64_t post(const Description& call, const std::string& where, std::uint64_t result) {
-    const Location* const location = location_named(where);
-    if (!is_message(call.op)) return agreement_.post(call, location, result);
-    check_rank(call.peer);
-    return agreement_.post_message(call, location);
+    if (is_message(call.op)) throw std::invalid_argument("expected a collective: the world itself matches messages");
+    return agreement_.post(call, location_named(where), result);
   }
   void close_note(const Description& call) noexcept {
     if (is_message(call.op)) {
@@ -61,23 +58,20 @@ class LocalAgreement {
       member_->refusals.call_made();
     }
   }
-  bool compare() { return agreement_.compare(); }
   bool compare_with(int peer) {
-    check_rank(peer);
+    check_rank(*member_, peer);
     return agreement_.compare_with(peer);
   }
-  bool has_found() const noexcept { return agreement_.has_found(); }
-  bool advance(double now) { return agreement_.advance(to_time(now)); }
   bool report_now(double now) { return agreement_.report_now(to_time(now)); }
   void fail(const Failure& failure, double now) { agreement_.fail(failure, to_time(now)); }
   void expire(const Description& call, std::uint64_t seq, const std::string& where, const std::vector<int>& missing,
               const std::vector<std::uint32_t>& other_tags, double now) {
-    for (const int rank : missing) check_rank(rank);
+    for (const int rank : missing) check_rank(*member_, rank);
     const std::set<std::uint32_t> tags(other_tags.begin(), other_tags.end());
     fail(member_->timeout_of({call, seq, location_named(where)}, missing, tags), now);
   }
   void lose(int peer, const Description& call, std::uint64_t seq, const std::string& where, double now) {
-    check_rank(peer);
+    check_rank(*member_, peer);
     fail(member_->end_of(peer, {call, seq, location_named(where)}), now);
   }
   std::optional<Failure> failure() const {
@@ -87,11 +81,6 @@ class LocalAgreement {
   std::vector<Testimony> testimonies() const { return member_->testimonies(); }
   std::optional<ShapeNote> take_note() { return member_->lines.take_note(); }
   void set_completed(std::uint64_t seq) noexcept { agreement_.set_completed(seq); }
-  void set_gone(int rank) {
-    check_rank(rank);
-    member_->segment->control(member_->segment->seat_of(rank))
-        .left.store(static_cast<std::uint32_t>(Leaving::closed), std::memory_order_seq_cst);
-  }
   void leave(int leaving) noexcept { member_->lines.leave(static_cast<Leaving>(leaving)); }
   // As a process that is killed: it has not left, and others see its status.
   void die(int status) noexcept {
@@ -102,7 +91,7 @@ class LocalAgreement {
     member_->lines.give_up(GaveUp::messages);
   }
   bool has_left(int rank) const {
-    check_rank(rank);
+    check_rank(*member_, rank);
     return member_->lines.leaving(rank) != Leaving::no || member_->lines.exit_status(rank) != kUnknownStatus;
   }
   bool is_gone(int rank) const {
@@ -111,25 +100,16 @@ class LocalAgreement {
   }
   void say_last_words(const std::string& text) noexcept { member_->lines.say_last_words(text); }
   std::string last_words(int rank) const {
-    check_rank(rank);
+    check_rank(*member_, rank);
     return member_->lines.last_words(rank);
   }
-  std::uint64_t posted(int rank) const {
-    check_rank(rank);
-    return member_->segment->post_line(member_->segment->seat_of(rank)).posted.load(std::memory_order_acquire);
-  }
-  std::uint64_t seq() const noexcept { return agreement_.seq(); }
   RefusalNotes& refusals() noexcept { return member_->refusals; }
   std::vector<std::string> refusals_of(int rank) const {
-    check_rank(rank);
+    check_rank(*member_, rank);
     return member_->refusals.open_of(rank);
   }
 
  private:
-  void check_rank(int rank) const {
-    if (rank < 0 || rank >= member_->size()) throw std::invalid_argument("expected a rank of the group");
-  }
-
   // A place in the program by its text. Numbered by this rank: so calls that follow each other, of which reports tell,
   // share no line of the segment, whatever else the process has run.
   const Location* location_named(const std::string& text) {
@@ -154,17 +134,14 @@ void bind_local_agreement(nb::module_& module) {
                              "them has the clock, and tells who is gone.")
       .def(nb::init<const MappedSegment&, int>(), "segment"_a, "rank"_a)
       .def("post", &LocalAgreement::post, "call"_a, "where"_a = "", "result"_a = 0,
-           "The number of the call among this rank's; of a message, among those to or from its peer. `result` is a "
-           "hash of what the call before gave, where results are compared.")
-      .def("compare", &LocalAgreement::compare,
-           "Compares with each rank that has posted the same call. Whether this rank has found a difference.")
+           "The number of the collective among this rank's. `result` is a hash of what the call before gave, where "
+           "results are compared.")
       .def("compare_with", &LocalAgreement::compare_with, "peer"_a,
-           "The same with one rank: enough if all that have posted the call are known to agree.")
-      .def_prop_ro("has_found", &LocalAgreement::has_found)
-      .def("advance", &LocalAgreement::advance, "now"_a,
-           "Reports what this rank has found. Whether the group has failed.")
+           "Compares with a rank, as far as both have posted: enough if all that have posted are known to agree. "
+           "Whether this rank has found a difference, now or before.")
       .def("report_now", &LocalAgreement::report_now, "now"_a,
-           "The same, but does not wait for ranks that have not posted the call.")
+           "Reports what this rank has found, and does not wait for ranks that have not posted the call. Whether the "
+           "group has failed.")
       .def("fail", &LocalAgreement::fail, "failure"_a, "now"_a,
            "Another failure. A difference that this rank has found comes first.")
       .def("expire", &LocalAgreement::expire, "call"_a, "seq"_a, "where"_a, "missing"_a, "other_tags"_a, "now"_a,
@@ -183,9 +160,6 @@ void bind_local_agreement(nb::module_& module) {
       .def("is_gone", &LocalAgreement::is_gone, "rank"_a, "Whether the rank makes no further call.")
       .def("say_last_words", &LocalAgreement::say_last_words, "text"_a, "The first words stay.")
       .def("last_words", &LocalAgreement::last_words, "rank"_a)
-      .def("set_gone", &LocalAgreement::set_gone, "rank"_a, "The rank posts no further call: it has left, or died.")
-      .def("posted", &LocalAgreement::posted, "rank"_a, "The number of the last collective that the rank has posted.")
-      .def_prop_ro("seq", &LocalAgreement::seq)
       .def(
           "refuse_call", [](LocalAgreement& self, const std::string& text) { self.refusals().refuse_call(text); },
           "text"_a)

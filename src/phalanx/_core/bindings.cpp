@@ -26,6 +26,7 @@
 #include "bind_description.hpp"
 #include "bind_segment.hpp"
 #include "bind_tables.hpp"
+#include "bind_waits.hpp"
 #include "cpus.hpp"
 #include "front.hpp"
 #include "gil.hpp"
@@ -193,6 +194,7 @@ NB_MODULE(_core_ext, m) {
           "pid"_a, "start"_a, "program"_a = 0,
           nb::sig("def watch(pid: int, start: int, program: int = 0) -> Peer | None"))
       .def_prop_ro("dead", &Peer::dead)
+      .def_prop_ro("ending", &Peer::ending)
       .def_prop_ro("replaced_by",
                    [](const Peer& self) {
                      return self.replaced() ? std::optional<std::string>(self.command_line()) : std::nullopt;
@@ -238,6 +240,7 @@ NB_MODULE(_core_ext, m) {
 
   bind_calls(m, group);
   bind_debug(m, group);
+  bind_waits(m, group);
   bind_box(m, group);
   bind_agreement(m);
   bind_local_agreement(m);

@@ -173,10 +173,10 @@ std::uint32_t BlackBox::remember(const std::string& text) { return remember(text
 std::uint32_t BlackBox::remember_group(const GroupTexts& texts) {
   const auto offset_of_text = [&](const std::string& text) { return remember(text); };
   const std::array<std::uint32_t, 6> key{offset_of_text(texts.name),     offset_of_text(texts.description),
-                                         offset_of_text(texts.identity), offset_of_text(texts.place),
+                                         offset_of_text(texts.identity), offset_of_text(texts.venue),
                                          offset_of_text(texts.ranks),    static_cast<std::uint32_t>(texts.rank)};
   // A group is known whole, or not at all.
-  const std::array<const std::string*, 5> all{&texts.name, &texts.description, &texts.identity, &texts.place,
+  const std::array<const std::string*, 5> all{&texts.name, &texts.description, &texts.identity, &texts.venue,
                                               &texts.ranks};
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (key[i] == 0 && !all[i]->empty()) return 0;

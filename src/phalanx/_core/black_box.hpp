@@ -46,7 +46,7 @@ struct GroupTexts {
   std::string name;
   std::string description;
   std::string identity;
-  std::string place;
+  std::string venue;
   std::string ranks;
   std::int32_t rank = kNoRank;
 };

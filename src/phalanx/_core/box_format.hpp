@@ -108,7 +108,7 @@ struct BoxGroup {
   std::uint32_t name;
   std::uint32_t description;
   std::uint32_t identity;  // equal on all ranks of the group, and on those of no other; 0: it is being made
-  std::uint32_t place;     // where the ranks of a group that is being made meet
+  std::uint32_t venue;     // where the ranks of a group that is being made meet
   std::uint32_t ranks;     // those of the job, in the order of the group's own, "0-2,5"; 0: those of the world
   std::int32_t rank;       // this rank in the group
   Spare<8> spare;
@@ -116,7 +116,7 @@ struct BoxGroup {
 
 inline constexpr std::array kBoxGroupFields{
     PHALANX_FIELD(BoxGroup, name),  PHALANX_FIELD(BoxGroup, description), PHALANX_FIELD(BoxGroup, identity),
-    PHALANX_FIELD(BoxGroup, place), PHALANX_FIELD(BoxGroup, ranks),       PHALANX_FIELD(BoxGroup, rank),
+    PHALANX_FIELD(BoxGroup, venue), PHALANX_FIELD(BoxGroup, ranks),       PHALANX_FIELD(BoxGroup, rank),
     PHALANX_FIELD(BoxGroup, spare),
 };
 static_assert(covers(kBoxGroupFields, sizeof(BoxGroup)));

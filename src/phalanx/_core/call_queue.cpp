@@ -106,6 +106,15 @@ std::vector<int> CallQueue::missing(const Ticket&) const {
   return packed == kNoCondition ? std::vector<int>() : member_->lines.missing(unpack(packed));
 }
 
+std::vector<PendingCall> CallQueue::list_pending() const {
+  if (!current_) return {};
+  const Request& request = current_->request;
+  return {{.op = request.op,
+           .seq = current_->seq.load(std::memory_order_relaxed),
+           .missing = member_->lines.missing(call_.blocked_on()),
+           .where = text_of(request.location)}};
+}
+
 void CallQueue::report_for(std::shared_ptr<CallTicket> failed, Finding finding, Clock::time_point now) {
   failed_ = std::move(failed);
   report(std::move(finding), now);

@@ -40,6 +40,7 @@ class CallQueue : public Lane {
   // A call that has not begun waits for those whom the one before it waits for.
   std::vector<int> missing(const Ticket&) const override;
   bool everybody_came() override { return current_ && call_.everybody_came(); }
+  std::vector<PendingCall> list_pending() const override;
   News wait_for_news(Clock::time_point until) override;
   bool linger() override {
     return current_ && !reporting_.is_under_way() &&

@@ -1,10 +1,14 @@
 #include "calling.hpp"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <exception>
 #include <utility>
 
+#include "long_waits.hpp"
 #include "main_thread.hpp"
 #include "memory.hpp"
 
@@ -80,17 +84,26 @@ class Within {
 class LongWait {
  public:
   LongWait(CallHooks& hooks, const Member& member, std::uint64_t token, const Ticket& ticket, Op op,
-           Clock::time_point beginning)
+           Clock::time_point beginning, bool is_bounded = false)
       : hooks_(hooks),
         member_(member),
         token_(token),
         ticket_(ticket),
         op_(op),
+        beginning_(beginning),
+        is_bounded_(is_bounded),
         slow_at_(hooks.slow_at(beginning)),
-        refused_at_(ticket.made + kRefusalGrace) {}
-  Clock::time_point next() const noexcept { return std::min(slow_at_, refused_at_); }
+        refused_at_(ticket.made + kRefusalGrace),
+        long_at_(beginning + LongWaits::threshold()) {}
+  ~LongWait() {
+    if (registered_ != 0) long_waits().remove(registered_);
+  }
+  LongWait(const LongWait&) = delete;
+  LongWait& operator=(const LongWait&) = delete;
+  Clock::time_point next() const noexcept { return std::min({slow_at_, refused_at_, long_at_}); }
   void tell_if_due(const Lane& lane) {
     const auto now = Clock::now();
+    if (now >= long_at_ && ticket_.pending()) enroll();
     const bool is_slow = now >= slow_at_;
     const bool is_refused = now >= refused_at_ && member_.refusals.any();
     if (is_slow) slow_at_ = Clock::time_point::max();
@@ -106,13 +119,37 @@ class LongWait {
   }
 
  private:
+  void enroll() {
+    long_at_ = Clock::time_point::max();
+    WaitingThread wait{.thread = static_cast<pid_t>(::syscall(SYS_gettid)),
+                       .group = token_,
+                       .op = op_,
+                       .seq = ticket_.seq.load(std::memory_order_relaxed),
+                       .is_bounded = is_bounded_,
+                       .since = beginning_};
+    if (is_message(op_)) {
+      const auto& message = static_cast<const MessageTicket&>(ticket_);
+      wait.peer = message.call.peer;
+      wait.tag = message.call.tag;
+      wait.where = text_of(message.location);
+    } else {
+      wait.where = text_of(static_cast<const CallTicket&>(ticket_).request.location);
+    }
+    registered_ = long_waits().add(std::move(wait));
+    hooks_.tell_long();
+  }
+
   CallHooks& hooks_;
   const Member& member_;
   const std::uint64_t token_;
   const Ticket& ticket_;
   const Op op_;
+  const Clock::time_point beginning_;
+  const bool is_bounded_;
   Clock::time_point slow_at_;
   Clock::time_point refused_at_;
+  Clock::time_point long_at_;
+  std::uint64_t registered_ = 0;  // in long_waits(); 0: not yet
 };
 
 // Waits for a call whose memory may be gone when this returns.
@@ -234,7 +271,7 @@ bool CallInFlight::notify(std::uint64_t token) const noexcept {
 
 Result CallInFlight::wait(double timeout, CallHooks& hooks) const {
   const auto until = timeout < 0 ? Clock::time_point::max() : after(timeout);
-  LongWait watch(hooks, *member_, token_, *ticket_, op_, Clock::now());
+  LongWait watch(hooks, *member_, token_, *ticket_, op_, Clock::now(), timeout >= 0);
   while (result() == Result::pending) {
     {
       const InCall in_call;

@@ -51,6 +51,8 @@ class CallHooks {
 
   // When a wait that begins then is to be told as a slow one.
   virtual Clock::time_point slow_at(Clock::time_point beginning) = 0;
+  // A wait has begun that is in long_waits() now. May throw.
+  virtual void tell_long() = 0;
   // Once per wait. May throw.
   virtual void tell_slow(const WaitingCall& call) = 0;
   // Some rank has refused a call: it may be the one that this call waits for. Now and then. May throw.

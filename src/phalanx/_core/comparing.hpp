@@ -78,7 +78,7 @@ class Comparing {
         return false;
       case State::confirm_own:
         mine_ = memory.posted_again(rank_);
-        return KeptWords::keeps(level_, at_, mine_) ? compare_words() : was_replaced();
+        return KeptWords::keeps(level_, at_, mine_) ? compare_words<Memory>() : was_replaced();
       case State::over:
         break;
     }
@@ -147,8 +147,9 @@ class Comparing {
     return ++num_tries_ < kMostTries ? choose() : next_peer();
   }
 
+  template <class Memory>
   bool compare_words() noexcept {
-    if (!words_agree(word_, own_)) {
+    if (!Memory::agree(word_, own_)) {
       first_differing_ = at_;
       if (!is_searching_) {
         is_searching_ = true;

@@ -9,6 +9,7 @@
 
 #include "front_calls.hpp"
 #include "front_spelled.hpp"
+#include "splits.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -46,7 +47,11 @@ class MethodReader {
       if (spelled.is_message()) return describe_one(spelled, reader);
       Arranged made;
       arrange(*method_->form, spelled.arguments, rank_, size_, reader, made);
-      return nb::cast(made.call);
+      if (spelled.is_async) made.call.flags |= kAsync;
+      if (!traits_of(made.call.op).exchanges_sizes) return nb::cast(made.call);
+      const auto sent = [&](int peer) { return num_for(made.in, peer); };
+      const auto expected = [&](int peer) { return num_for(made.out, peer); };
+      return nb::cast(DividedCall{made.call, balance_of(rank_, size_, sent, expected)});
     } catch (const NotPlain&) {
       return nb::none();
     } catch (const UnknownTensor&) {
@@ -57,6 +62,12 @@ class MethodReader {
   }
 
  private:
+  // The number of elements for one peer, or from it.
+  std::int64_t num_for(const Side& side, int peer) const {
+    const auto index = static_cast<std::size_t>(peer);
+    if (side.cut == Cut::listed) return side.tensors[index].numel;
+    return side.cut == Cut::sized ? side.sizes[index] : side.tensors[0].numel / size_;
+  }
   static nb::object describe_one(const SpelledCall& spelled, TensorReader& reader) {
     const TensorView view = reader.read(spelled.tensor.ptr(), "tensor");
     const bool sends = spelled.method().spelling == Spelling::send;

@@ -11,6 +11,7 @@ namespace {
 // A ticket may be ended by the thread that has the lane; so often those who wait for the lane look.
 constexpr std::chrono::milliseconds kBetweenLooks{5};
 constexpr std::chrono::seconds kLongestSweep{1};
+constexpr std::chrono::milliseconds kLongestLook{20};
 // Enough for a short call whose peers are there. The caller has better things to do than other calls.
 constexpr int kTriesAtOnce = 4;
 constexpr std::size_t kManyPending = 16;
@@ -49,6 +50,7 @@ Result Lane::wait(const Ticket& ticket, Clock::time_point until) {
     while (goes_on && ticket.pending()) {
       // Somebody else who waits for the lane may have what he waits for.
       if (num_ended_.load(std::memory_order_relaxed) != num_ended && wanted()) break;
+      if (looking_.load(std::memory_order_relaxed) > 0) break;
       const News news = advance(now) ? News::some : wait_for_step(until);
       now = Clock::now();
       // However much there is to do for others: this ticket's peers may be gone, or its time be up.
@@ -59,6 +61,7 @@ Result Lane::wait(const Ticket& ticket, Clock::time_point until) {
       goes_on = news != News::interrupted && now < until;
     }
     release();
+    let_look();
     if (goes_on && ticket.pending()) std::this_thread::yield();
   }
   return ticket.result();
@@ -146,6 +149,28 @@ Lane::Rest Lane::drain(Clock::time_point until) {
   }
   if (idle()) return Rest::nothing;
   return everybody || ended ? Rest::moving : Rest::waiting;
+}
+
+void Lane::let_look() const noexcept {
+  if (looking_.load(std::memory_order_relaxed) == 0) return;
+  const auto until = Clock::now() + kLongestLook;
+  while (looking_.load(std::memory_order_relaxed) > 0 && Clock::now() < until) std::this_thread::yield();
+}
+
+std::optional<std::vector<PendingCall>> Lane::look(Clock::time_point until) {
+  if (idle()) return std::vector<PendingCall>();
+  looking_.fetch_add(1, std::memory_order_relaxed);
+  wake_holder();
+  std::optional<std::vector<PendingCall>> pending;
+  if (acquire(until)) {
+    stop_watching();
+    bool more = true;
+    while (more && Clock::now() < until) more = advance(Clock::now());
+    if (!more && !reporting_.is_under_way()) pending = list_pending();
+    release();
+  }
+  looking_.fetch_sub(1, std::memory_order_relaxed);
+  return pending;
 }
 
 void Lane::sweep() {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "progress.hpp"
@@ -16,6 +17,17 @@
 #include "ticket.hpp"
 
 namespace phalanx {
+
+// A call that has not ended, as it stands when nothing can be done for it at the moment.
+struct PendingCall {
+  Op op;
+  std::uint64_t seq;
+  int peer = kNoRank;        // of a message
+  std::uint32_t tag = 0;     // of a message
+  bool is_matched = false;   // of a message: both sides have met, and its bytes move
+  std::vector<int> missing;  // the ranks for which it waits
+  std::string where;         // the line of the program that made it
+};
 
 class Lane : public Tendable {
  public:
@@ -36,6 +48,9 @@ class Lane : public Tendable {
     waiting,  // a peer has not made its side of the next call
   };
   Rest drain(Clock::time_point until);
+  // What is pending once all is done that can be done now: the first collective, or all messages. None where the lane
+  // could not be had until then, or has something to do all the time.
+  std::optional<std::vector<PendingCall>> look(Clock::time_point until);
   // Ends what is pending, as far as this rank's group says that it must, unless another thread does within a second.
   void sweep();
 
@@ -54,6 +69,8 @@ class Lane : public Tendable {
   virtual void fail_stuck_calls() = 0;
   // Whether all who take part in a call of the lane, the next one if they have an order, have made it.
   virtual bool everybody_came() = 0;
+  // For look().
+  virtual std::vector<PendingCall> list_pending() const = 0;
   enum class News { some, none, interrupted };
   // Waits for something to do: a while on the CPU, then asleep, 50 ms at most. Not while a failure is reported.
   virtual News wait_for_news(Clock::time_point until) = 0;
@@ -96,6 +113,8 @@ class Lane : public Tendable {
   Reporting reporting_;
 
  private:
+  // Until a thread in look() has had the lane, or for a moment.
+  void let_look() const noexcept;
   // For whoever waits: news, or the next step of a report.
   News wait_for_step(Clock::time_point until);
 
@@ -103,6 +122,8 @@ class Lane : public Tendable {
   // The progress thread sleeps on the bell of this lane. Set with the lane held.
   std::atomic<bool> watched_{false};
   std::atomic<int> waiting_{0};
+  // Threads in look(): the holder lets them have the lane.
+  std::atomic<int> looking_{0};
   std::atomic<std::size_t> pending_{0};
   std::atomic<std::uint64_t> num_ended_{0};
   std::uint64_t num_ended_seen_ = 0;  // by the progress thread

@@ -157,6 +157,8 @@ struct Failure {
   std::uint64_t agreed = 0;
   // Of a mismatch about sizes that ranks exchange.
   Splits splits;
+  // The same, where it is not known which ranks do not fit.
+  std::uint32_t sizes_differ = 0;
   // Of a message that does not fit; `call` is its receive.
   Misfit misfit = {};
   // Of a timeout.
@@ -324,6 +326,7 @@ struct alignas(kLine) PostEntry {
     std::uint64_t result;  // as in Descriptor
     Description call;
     std::uint32_t location;
+    std::uint64_t balance;  // as in DividedCall
   };
   static constexpr std::size_t kWords = (sizeof(Content) + 7) / 8;
 

@@ -43,6 +43,7 @@ class Messages : public Lane {
   }
   // A message that was granted: its receive has been made, too.
   bool everybody_came() override;
+  std::vector<PendingCall> list_pending() const override;
   News wait_for_news(Clock::time_point until) override;
   bool linger() override { return false; }
   std::optional<Bell> arm() override;

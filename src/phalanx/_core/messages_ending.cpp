@@ -8,6 +8,30 @@
 
 namespace phalanx {
 
+std::vector<PendingCall> Messages::list_pending() const {
+  std::vector<PendingCall> pending;
+  const auto add = [&](const TicketPtr& ticket, bool is_matched) {
+    pending.push_back({.op = ticket->call.op,
+                       .seq = ticket->seq.load(std::memory_order_relaxed),
+                       .peer = ticket->call.peer,
+                       .tag = ticket->call.tag,
+                       .is_matched = is_matched,
+                       .missing = peers_of(*ticket),
+                       .where = text_of(ticket->location)});
+  };
+  for (const Outgoing& out : out_) {
+    for (const TicketPtr& ticket : out.waiting) add(ticket, false);
+    for (const auto& [number, ticket] : out.offered) add(ticket, false);
+    for (const Stream& stream : out.streams) add(stream.ticket, true);
+  }
+  for (const Incoming& in : in_) {
+    for (const auto& [number, ticket] : in.to_grant) add(ticket, true);
+    for (const Stream& stream : in.streams) add(stream.ticket, true);
+  }
+  for (const TicketPtr& ticket : posted_) add(ticket, false);
+  return pending;
+}
+
 namespace {
 
 std::size_t at(int rank) { return static_cast<std::size_t>(rank); }

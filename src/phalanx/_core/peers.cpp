@@ -38,11 +38,15 @@ constexpr std::chrono::milliseconds kBetweenLooks{250};
 // Fields of /proc/<pid>/stat, numbered as proc(5) does.
 struct Stat {
   char state;             // 3
+  std::uint64_t flags;    // 9
   std::uint64_t threads;  // 20
   std::uint64_t start;    // 22
   std::uint64_t stack;    // 28: where the program's stack begins; 0: it has no memory any more, or does not show it
   std::int32_t status;    // 52
 };
+
+// PF_EXITING of <linux/sched.h>: the main thread is past the point from which it only ends.
+constexpr std::uint64_t kExiting = 0x4;
 
 std::optional<Stat> read_stat(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
@@ -56,6 +60,7 @@ std::optional<Stat> read_stat(pid_t pid) {
   std::string field;
   for (int number = 3; rest >> field; ++number) {
     if (number == 3) stat.state = field[0];
+    if (number == 9) stat.flags = std::stoull(field);
     if (number == 20) stat.threads = std::stoull(field);
     if (number == 22) stat.start = std::stoull(field);
     if (number == 28) stat.stack = std::stoull(field);
@@ -90,13 +95,21 @@ struct Watched {
 
 constinit PerProcess<Watched> g_watched;
 
+// To read it the kernel walks through all threads of the process: with hundreds of ranks that are threads, each of them
+// would pay for all.
+struct Own {
+  Identity identity = [] {
+    const pid_t pid = ::getpid();
+    const std::optional<Stat> stat = read_stat(pid);
+    return Identity{pid, stat ? stat->start : 0, stat ? stat->stack : 0};
+  }();
+};
+
+PerProcess<Own> g_own;
+
 }  // namespace
 
-Identity own_identity() {
-  const pid_t pid = ::getpid();
-  const std::optional<Stat> stat = read_stat(pid);
-  return {pid, stat ? stat->start : 0, stat ? stat->stack : 0};
-}
+Identity own_identity() { return g_own.get().identity; }
 
 std::shared_ptr<Peer> Peer::watch(const Identity& identity) {
   if (identity.pid <= 0 || identity.pid == ::getpid()) return nullptr;
@@ -173,6 +186,18 @@ bool Peer::dead() noexcept {
   if (fate == Fate::ended) status();  // before the parent collects it, where that is the only chance
   fate_.store(fate, std::memory_order_release);
   return true;
+}
+
+bool Peer::ending() noexcept {
+  if (dead()) return true;
+  try {
+    const std::optional<Stat> stat = read_stat(identity_.pid);
+    // Without its entry it has been collected since, or the entry can't be read.
+    if (!stat) return ::kill(identity_.pid, 0) != 0 && errno == ESRCH;
+    return (identity_.start != 0 && stat->start != identity_.start) || (stat->flags & kExiting) != 0;
+  } catch (const std::exception&) {
+  }
+  return false;
 }
 
 std::string Peer::command_line() const {

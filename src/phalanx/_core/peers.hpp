@@ -46,6 +46,8 @@ class Peer {
   int pidfd() const noexcept { return pidfd_.load(std::memory_order_relaxed); }
   // The program has ended, or another one runs in its process.
   bool dead() noexcept;
+  // Dead, or the kernel is ending it: that closes its files a moment before the process counts as dead.
+  bool ending() noexcept;
   // As of the last look, without a system call.
   bool known_dead() const noexcept { return fate_.load(std::memory_order_acquire) != Fate::alive; }
   // Dead because the process called exec.

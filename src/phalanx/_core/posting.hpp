@@ -52,6 +52,17 @@ constexpr std::uint64_t posted_word(std::uint64_t chain, std::uint16_t shape) no
 }
 constexpr bool words_agree(std::uint64_t one, std::uint64_t other) noexcept { return (one ^ other) >> 16 == 0; }
 
+// The word of a message: a hash of which messages were made so far, and one of what they carry. Engines that match
+// messages by tag let the two sides make them in different orders: only where both have made the same messages can they
+// be compared. Where order counts the first is always the same.
+constexpr std::uint64_t message_word(std::uint32_t which, std::uint32_t what) noexcept {
+  return std::uint64_t{what} << 32 | which;
+}
+constexpr bool message_words_agree(std::uint64_t one, std::uint64_t other) noexcept {
+  const bool are_same_messages = static_cast<std::uint32_t>(one) == static_cast<std::uint32_t>(other);
+  return !are_same_messages || one >> 32 == other >> 32;
+}
+
 // The rings of words: kLevels of them, of kDepth words each. A level has every 2^kStrideBits-th word of the one below.
 template <int kDepthBits, int kLevels, int kStrideBits = kDepthBits>
 struct Rings {
@@ -77,6 +88,7 @@ struct Rings {
 //   std::uint64_t word(int rank, int level, std::uint64_t slot)     acquire
 //   void set_word(int level, std::uint64_t slot, std::uint64_t)     of this rank; release
 //   void keep_word(int level, std::uint64_t slot, std::uint64_t)    in this rank's own memory; release
+//   static bool agree(std::uint64_t word, std::uint64_t other)       no access
 template <int kDepthBits, int kLevels, int kKeptBits, int kMostRanks>
 class Posting {
  public:
@@ -96,6 +108,13 @@ class Posting {
     seq_ = seq;
     seen_.fill(seq);
     agreed_.fill(seq);
+  }
+  // Whether all ranks have posted the last call of this rank, as far as it knows.
+  bool have_all_posted() const noexcept {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_ && seen_[static_cast<std::size_t>(peer)] < seq_) return false;
+    }
+    return true;
   }
   // The next access publishes the number of the call.
   bool is_about_to_publish() const noexcept { return state_ == State::publish; }
@@ -139,7 +158,7 @@ class Posting {
         return false;
       case State::confirm:
         seen(peer_) = memory.posted_again(peer_);
-        return confirm();
+        return confirm<Memory>();
       case State::over:
         break;
     }
@@ -193,6 +212,7 @@ class Posting {
   }
 
   // A word was read, and the peer's number after it.
+  template <class Memory>
   bool confirm() noexcept {
     const bool is_searching = at_ < seq_;
     if (!Words::keeps(level_, at_, seen(peer_))) {
@@ -200,7 +220,7 @@ class Posting {
       ++level_;
       return choose_level() ? false : next_peer();
     }
-    if (words_agree(word_, own(at_))) {
+    if (Memory::agree(word_, own(at_))) {
       if (word_ != own(at_)) other_shape_ = {peer_, at_};
       agreed(peer_) = std::max(agreed(peer_), at_);
       return is_searching ? search_on() : next_peer();

@@ -78,6 +78,7 @@ class CallPosts {
   }
   void keep_word(int level, std::uint64_t slot, std::uint64_t word) noexcept { kept_.set(level, slot, word); }
   std::uint64_t kept_word(int level, std::uint64_t slot) const noexcept { return kept_.get(level, slot); }
+  static bool agree(std::uint64_t word, std::uint64_t other) noexcept { return words_agree(word, other); }
 
  private:
   PostLine& line(int rank) const noexcept { return segment_.post_line(segment_.seat_of(rank)); }
@@ -107,6 +108,7 @@ class MessagePosts {
   }
   void keep_word(int level, std::uint64_t slot, std::uint64_t word) noexcept { kept_.set(level, slot, word); }
   std::uint64_t kept_word(int level, std::uint64_t slot) const noexcept { return kept_.get(level, slot); }
+  static bool agree(std::uint64_t word, std::uint64_t other) noexcept { return message_words_agree(word, other); }
 
  private:
   PairLine* lines_[2];

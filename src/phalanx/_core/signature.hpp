@@ -26,6 +26,11 @@ constexpr std::uint64_t chain_on(std::uint64_t chain, const Description& call) n
   return mix(chain, field(call.layout) | field(call.unlisted_dtype) << 32);
 }
 
+// A message among those of its tag.
+constexpr std::uint64_t hash_of_message(const Description& message, std::uint64_t number) noexcept {
+  return mix(mix(0, message.tag), number);
+}
+
 // The same for messages from one rank to another: equal on both if what the one sends is what the other receives.
 constexpr std::uint64_t chain_on_message(std::uint64_t chain, const Description& message) noexcept {
   chain = mix(chain, static_cast<std::uint64_t>(message.dtype) | std::uint64_t{message.tag} << 32);

@@ -5,8 +5,29 @@
 #include <optional>
 
 #include "layout.hpp"
+#include "signature.hpp"
 
 namespace phalanx {
+
+// A call in which ranks exchange sizes pair by pair, for ranks that only post it. The balances of all ranks add up to 0
+// where each rank expects from each other one what that one sends.
+struct DividedCall : Description {
+  std::uint64_t balance = 0;
+};
+
+// One rank's: what it sends to each rank, less what it expects of each, as hashes.
+template <class Sent, class Expected>
+std::uint64_t balance_of(int rank, int size, Sent&& sent, Expected&& expected) {
+  const auto hash = [](int from, int to, std::uint64_t count) {
+    return mix(mix(static_cast<std::uint64_t>(from), static_cast<std::uint64_t>(to)), count);
+  };
+  std::uint64_t balance = 0;
+  for (int peer = 0; peer < size; ++peer) {
+    balance += hash(rank, peer, static_cast<std::uint64_t>(sent(peer)));
+    balance -= hash(peer, rank, static_cast<std::uint64_t>(expected(peer)));
+  }
+  return balance;
+}
 
 // The first two ranks, in rank order, of which one sends what the other does not expect: the same on every rank that
 // looks. `sent(from, to)` and `expected(from, to)` are in bytes.

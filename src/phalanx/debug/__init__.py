@@ -6,6 +6,10 @@ While a job runs:
     seen.py          the groups that both know
     answers.py       the thread that tells peers where this process is
     absence.py       where absent ranks are
+    wait_watch.py    the thread that looks for deadlocks
+    waiting.py       what processes show of their waits
+    thread_looks.py  which threads of this process may still act
+    deadlocks.py     whether ranks wait for each other for ever
     finite.py        looks for non-finite values
     makings.py       groups that are being made
     own_box.py       the black box of this process

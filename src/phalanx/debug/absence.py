@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from phalanx import _native
 from phalanx.debug.answers import Whereabouts
@@ -44,10 +44,19 @@ class _Records(NamedTuple):
     offset_ns: int  # of that clock to the monotonic one
 
 
+class Asked(Protocol):
+    """A group whose ranks can be asked where they are: the native one, or one whose calls are only posted."""
+
+    def ask(self, rank: int, /) -> None: ...
+    def answer_of(self, rank: int, seconds: float, /) -> str | None: ...
+    def has_left(self, rank: int, /) -> bool: ...
+    def box_of(self, rank: int, /) -> str: ...
+
+
 class Asker(NamedTuple):
     """A group, seen by one of its ranks that waits: what it takes to look for the others."""
 
-    group: _native.GroupEnd
+    group: Asked
     info: GroupInfo
     identities: Sequence[tuple[int, int, int]]  # of the processes of the ranks: number, start time and program
     own: Box | None

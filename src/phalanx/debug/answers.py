@@ -24,7 +24,7 @@ from phalanx.printable import printable
 from phalanx.transports import limits
 from phalanx.transports.places import is_framework, is_ours
 
-__all__ = ["Whereabouts", "describe_frame", "start", "stop"]
+__all__ = ["Whereabouts", "describe_frame", "start", "start_without_signals", "stop"]
 
 _NAME = "phalanx-answers"
 _MOST_FRAMES = 12
@@ -83,12 +83,12 @@ def start(on_note: OnNote) -> None:
     """Nothing to do where it runs already."""
     if _thread() is None:
         try:
-            _start_without_signals(threading.Thread(target=_run, args=(on_note,), name=_NAME, daemon=True))
+            start_without_signals(threading.Thread(target=_run, args=(on_note,), name=_NAME, daemon=True))
         except RuntimeError as error:
             limits.warn("starting the thread that answers peers", error, "peers can't ask where this process is")
 
 
-def _start_without_signals(thread: threading.Thread) -> None:
+def start_without_signals(thread: threading.Thread) -> None:
     """A program may block a signal to wait for it later: a thread of ours that takes it would end the process."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:

@@ -45,12 +45,12 @@ class GroupName:
     rank: int
     ranks: tuple[int, ...]
     identity: str = ""  # equal on all of its ranks, and on those of no other group; empty in boxes of version 1
-    place: str = ""  # where the ranks of a group that is being made meet
+    venue: str = ""  # where the ranks of a group that is being made meet
 
     @property
     def key(self) -> str:
         """What tells it from other groups of the same name and ranks; empty where nothing does."""
-        return self.identity or self.place
+        return self.identity or self.venue
 
     def rank_in_job(self, rank: int) -> int:
         return self.ranks[rank] if 0 <= rank < len(self.ranks) else rank
@@ -151,15 +151,15 @@ class Texts:
         if layout is None or not 0 < offset <= len(self._arena) - layout.size:
             return None
         found = layout.unpack(self._arena, offset)
-        names = ("name", "description", "ranks", "identity", "place")
+        names = ("name", "description", "ranks", "identity", "venue")
         parts = [self._parts(found[name], 1) if found[name] else [""] for name in names]
         if found["rank"] < 0 or not all(parts):
             return None
-        name, desc, ranks, identity, place = (part[0] for part in parts)
-        return name, desc, found["rank"], ranks, identity, place
+        name, desc, ranks, identity, venue = (part[0] for part in parts)
+        return name, desc, found["rank"], ranks, identity, venue
 
     def _old_group_parts(self, offset: int, is_making: bool) -> tuple[str, str, int, str, str, str] | None:
-        """Of a text: name, description, rank, ranks, and the identity, or the place of the meeting."""
+        """Of a text: name, description, rank, ranks, and the identity, or the venue of a making."""
         parts = self._parts(offset, 4, 5)
         if not parts:
             return None
@@ -167,7 +167,7 @@ class Texts:
         last = "".join(more)
         return name, desc, _number(rank), ranks, *(("", last) if is_making else (last, ""))
 
-    def _make_group(self, name: str, desc: str, rank: int, ranks_text: str, identity: str, place: str) -> GroupName:
+    def _make_group(self, name: str, desc: str, rank: int, ranks_text: str, identity: str, venue: str) -> GroupName:
         ranks = self._room.ranks(ranks_text)
         # A group whose ranks in the job nobody knows is taken for the first one.
         if ranks == () and self._world_size:
@@ -177,8 +177,8 @@ class Texts:
         if len(ranks) > self._num_members:
             raise NoRoomError
         self._num_members -= len(ranks)
-        name, desc, identity, place = map(self._room.text, (name, desc, identity, place))
-        return GroupName(name, desc, rank, ranks, identity, place)
+        name, desc, identity, venue = map(self._room.text, (name, desc, identity, venue))
+        return GroupName(name, desc, rank, ranks, identity, venue)
 
     def _make_call_site(self, parts: list[str]) -> CallSite | None:
         if not parts:

@@ -33,7 +33,7 @@ __all__ = ["Membership", "find_jobs", "job_folders", "make_job_folder"]
 
 
 # What is in a folder of ours: nothing else is touched.
-_CONTENTS = ("*.box", "*.txt", "rank_*", "rank-*.json", "crash", ".*.tmp", LOCK)
+_CONTENTS = ("*.box", "*.txt", "rank_*", "rank-*.json", "*.waits", "crash", ".*.tmp", LOCK)
 # Of the folders of jobs that are over.
 _MOST_KEPT = 10
 _MOST_KEPT_BYTES = 256 * 1024 * 1024
@@ -164,6 +164,10 @@ class Membership:
     def write(self, name: str, data: bytes) -> None:
         with self.open() as folder:
             folder.write(name, data)
+
+    def remove(self, name: str) -> None:
+        with self.open() as folder:
+            folder.remove(name)
 
     @_harmless
     def end(self, box_failed: bool) -> None:

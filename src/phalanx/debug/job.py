@@ -30,6 +30,9 @@ _Key = tuple[str, tuple[int, ...]] | str
 # Of all groups together: a damaged box may name any number of groups of any ranks.
 _MOST_MEMBERS = 250_000
 
+# Of records: Phalanx moves the bytes itself.
+_OWN_ENGINES = ("", "shm", "threads")
+
 
 @dataclass(slots=True, eq=False)
 class Process:
@@ -143,6 +146,11 @@ class JobGroup:
         """Whether some of its ranks are in calls whose records were overwritten."""
         return any(member.is_hidden and member.records for member in self.members)
 
+    @property
+    def engine(self) -> str:
+        """The backend that carries out the calls; empty: they are Phalanx' own."""
+        return next((each.engine for each in self._records() if each.engine not in (None, *_OWN_ENGINES)), "") or ""
+
     def _records(self) -> list[Record]:
         return [record for member in self.members for record in member.records]
 
@@ -245,10 +253,10 @@ def _open_makings(processes: Sequence[Process]) -> dict[int, list[Record]]:
     met: dict[str, int] = {}
     for record in all_makings:
         if record.state == "completed":
-            place = record.group.place
-            met[place] = max(met.get(place, 0), record.created_ns)
+            venue = record.group.venue
+            met[venue] = max(met.get(venue, 0), record.created_ns)
     return {
-        id(process): [each for each in process.box.makings if each.created_ns > met.get(each.group.place, 0)]
+        id(process): [each for each in process.box.makings if each.created_ns > met.get(each.group.venue, 0)]
         for process in processes
     }
 

@@ -21,7 +21,7 @@ __all__ = ["Makings"]
 
 @dataclass
 class _Making:
-    place: str
+    venue: str
     number: int
     timeout: float
     record: int = 0  # in the box; 0: there was none yet
@@ -38,9 +38,9 @@ class Makings:
     def are_under_way(self) -> bool:
         return bool(self._under_way)
 
-    def begin(self, own: OwnBox, info: GroupInfo, place: str, number: int, timeout: float) -> None:
+    def begin(self, own: OwnBox, info: GroupInfo, venue: str, number: int, timeout: float) -> None:
         own.come_back()
-        self._under_way[id(info)] = making = _Making(place, number, timeout)
+        self._under_way[id(info)] = making = _Making(venue, number, timeout)
         _native.begin_making()
         if own.box is not None:
             making.record = _record(own.box, info, making)
@@ -91,7 +91,7 @@ def _watch(own: OwnBox, box: _native.BlackBox, info: GroupInfo, rank: int, ident
 
 
 def _record(box: _native.BlackBox, info: GroupInfo, making: _Making) -> int:
-    return box.begin_making(remember_group(box, info, place=making.place), making.number, making.timeout)
+    return box.begin_making(remember_group(box, info, venue=making.venue), making.number, making.timeout)
 
 
 def _reason(error: BaseException, making: _Making) -> tuple[int, int]:

@@ -23,10 +23,11 @@ from phalanx.debug.finite import describe_not_finite
 from phalanx.debug.makings import Makings
 from phalanx.debug.own_box import own_box
 from phalanx.debug.seen import SeenGroups, WatchedTransport, native_of
+from phalanx.debug.wait_watch import WaitWatch
 from phalanx.errors import REPORT_NOTE, InvalidCall, PhalanxError
 from phalanx.log import logger
 from phalanx.printable import printable
-from phalanx.transports import levels, limits
+from phalanx.transports import levels, limits, waits
 from phalanx.transports.advisers import take_advice_of
 from phalanx.transports.identities import NOBODY, Identity
 from phalanx.transports.observers import Observer, observe
@@ -34,12 +35,11 @@ from phalanx.transports.posting import PostedCalls
 from phalanx.transports.recording import remember_group
 from phalanx.transports.refusals import awaited_refusals
 from phalanx.transports.reports import describe_awaited_refusals, describe_shapes
+from phalanx.transports.slowness import slow_seconds
 from phalanx.types import GroupInfo
 
-__all__ = ["install"]
+__all__ = ["install", "wait_watch"]
 
-_VARIABLE = "PHALANX_SLOW"
-_SLOW = 10.0
 # Texts that a process leaves in its job's folder.
 _MOST_REPORTS = 20
 # Seconds after a failure.
@@ -53,17 +53,12 @@ def install() -> None:
     if not _watching:
         _watching.append(_Watching())
         observe(_watching[0])
-        take_advice_of(Advising(_watching[0].groups))
+        take_advice_of(Advising(_watching[0].groups, _watching[0].waits))
 
 
-def slow_seconds() -> float:
-    """How long a call may wait before it says so; 0: for ever."""
-    asked = os.environ.get(_VARIABLE, "")
-    try:
-        return max(float(asked), 0.0) if asked else _SLOW
-    except ValueError:
-        logger.warning("expected %s to be a number of seconds, got %r; it is %g", _VARIABLE, asked, _SLOW)
-        return _SLOW
+def wait_watch() -> WaitWatch:
+    """What looks for deadlocks in this process."""
+    return _watching[0].waits
 
 
 class _Watching(Observer):
@@ -71,6 +66,8 @@ class _Watching(Observer):
 
     def __init__(self) -> None:
         self.groups = SeenGroups()
+        self.waits = WaitWatch(self.groups)
+        waits.on_enter(self.waits.begin)
         # Groups that only post.
         self._posted: weakref.WeakSet[PostedCalls] = weakref.WeakSet()
         # The garbage collector may call `failed` in the middle of `failed`: no locks, and every step is atomic.
@@ -95,8 +92,8 @@ class _Watching(Observer):
         self._numbers = itertools.count(1)
         self._dump_timers = {}
 
-    def coming(self, info: GroupInfo, place: str, number: int, timeout: float) -> None:
-        self._makings.begin(own_box(), info, place, number, timeout)
+    def coming(self, info: GroupInfo, venue: str, number: int, timeout: float) -> None:
+        self._makings.begin(own_box(), info, venue, number, timeout)
 
     def expecting(self, info: GroupInfo, rank: int, identity: Identity) -> None:
         self._makings.expect(own_box(), info, rank, identity)
@@ -126,8 +123,9 @@ class _Watching(Observer):
         self._number(transport, info)
         if box is not None:
             group.keep_records(box, remember_group(box, info, identity=group.identity), own.path)
-        # As of now: tests change it.
+        # As of now: tests change both.
         _native.set_slow(slow_seconds(), self.tell_slow, self.tell_refused)
+        _native.set_long(self.waits.begin)
         if box is not None and self._is_in_no_group:
             own.set_rank(info.job_ranks[info.rank], info.size)
         if box is not None:
@@ -184,6 +182,7 @@ class _Watching(Observer):
             self.groups.remove(transport)
         if self._is_in_no_group:
             answers.stop()
+            self.waits.end()
 
     def _keep_time_of(self, exception: BaseException | None) -> None:
         if exception is not None:
@@ -213,11 +212,14 @@ class _Watching(Observer):
 
     def exiting(self) -> None:
         answers.stop()
+        self.waits.end()
         self._dump()
         own_box().end()
 
     def switched_off(self) -> None:
         answers.stop()
+        _native.set_long(None)
+        self.waits.end()
 
     def started(self, info: GroupInfo, op: str, seq: int, inputs: Sequence[torch.Tensor]) -> None:
         if info in self._not_finite:

@@ -134,6 +134,13 @@ class OwnBox:
                 membership.end(False)
             return None
 
+    def remove(self, name: str) -> None:
+        """A file that this process has written to the job's folder."""
+        membership = self._membership
+        if membership is not None:
+            with contextlib.suppress(OSError):
+                membership.remove(name)
+
     def leave(self) -> None:
         """All groups were left in order."""
         with self._lock:

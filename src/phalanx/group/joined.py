@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import torch
 from torch.distributed import ProcessGroup as TorchProcessGroup
@@ -288,9 +288,13 @@ def check_store(store: object, name: str) -> None:
         )
 
 
-def _numbers(group: str, ranks: Sequence[object]) -> list[int]:
-    # Torch passes a list of int for each rank of each group: the short way for these.
-    return [one if type(one) is int else _number(group, "ranks", one) for one in ranks]
+def _numbers(group: str, ranks: Sequence[object]) -> Sequence[int]:
+    # Every rank of a world lists all of them. So this looks at each only where it is no int, as torch passes it.
+    if isinstance(ranks, range):
+        return ranks
+    if set(map(type, ranks)) <= {int}:
+        return list(cast(Sequence[int], ranks))
+    return [_number(group, "ranks", one) for one in ranks]
 
 
 def _number(group: str, what: str, value: object) -> int:

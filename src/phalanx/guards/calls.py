@@ -7,14 +7,13 @@ engine's.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from datetime import timedelta
-from typing import Any
+from threading import get_native_id
+from time import monotonic
+from typing import Any, NamedTuple, NoReturn
 
 from torch.futures import Future
 
@@ -23,7 +22,6 @@ from phalanx.errors import PhalanxError
 from phalanx.group.torch_compat.autograd import at_end_of_backward, in_backward, in_final_callback
 from phalanx.group.torch_compat.dispatcher import fakes_tensors, num_dispatch_modes
 from phalanx.group.torch_compat.standing_in import end_coalescing, start_coalescing
-from phalanx.group.work import NO_TIMEOUT
 from phalanx.guards.describing import METHODS, describe_elsewhere, describe_roughly
 from phalanx.guards.engines import Engine
 from phalanx.guards.work import GuardedWork
@@ -33,10 +31,12 @@ from phalanx.transports.observers import tell
 from phalanx.transports.posting import PostedCalls
 from phalanx.types import GroupInfo
 
-__all__ = ["GuardedCalls"]
+__all__ = ["GuardedCalls", "UnderWay"]
 
 _Description = _native.Description
-_CPU = _native.DEVICES.index("cpu")
+_ASYNC = _native.ASYNC
+# Devices whose calls end where the host waits for them; 0: a call without tensors.
+_HOST = (0, _native.DEVICES.index("cpu"))
 # Seconds that an error of the engine waits for news of its cause: a peer's end, or a report that is on its way.
 _FOR_NEWS = 1.0
 _BETWEEN_LOOKS = 0.01
@@ -44,6 +44,19 @@ _BETWEEN_LOOKS = 0.01
 _FOR_REPORT = 5.0
 # Calls under way that are looked after; older ones are forgotten.
 _MOST_KEPT = 4096
+
+
+class UnderWay(NamedTuple):
+    """A call that an engine carries out, as the thread that looks after calls sees it."""
+
+    call: _native.Description
+    seq: int
+    engines: Any  # the engine's Work
+    began: float
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.engines.is_completed())
 
 
 class GuardedCalls:
@@ -54,41 +67,95 @@ class GuardedCalls:
         self.info = info
         self.engine = engine
         self.timeout = timeout
-        # Set once the ranks have met, before the first call.
+        # Set by `begin`, before the first call.
         self.posted: PostedCalls
+        # torch's methods for calls, guarded.
+        self.methods: dict[str, Callable[..., Any]] = {}
         # Newest last. A work that the program drops is the engine's own business.
         self.under_way: deque[weakref.ref[GuardedWork]] = deque(maxlen=_MOST_KEPT)
-        # By thread: the calls that the program waits for.
-        self.waits: dict[int, GuardedWork] = {}
+        # By the system's number of a thread: the fields of the `UnderWay` that the program waits for.
+        self.waits: dict[int, tuple[_native.Description, int, Any, float]] = {}
         # Why calls could not be ended.
         self.problem = ""
-        readers = {name: _native.MethodReader(name, info.rank, info.size) for name in set(METHODS.values())}
-        self._methods = {
-            name: (readers[front], getattr(group, name)) for name, front in METHODS.items() if hasattr(group, name)
-        }
         # The works of calls that are being coalesced.
         self._coalesced: list[GuardedWork] | None = None
 
+    def begin(self, posted: PostedCalls) -> None:
+        """The ranks have met."""
+        self.posted = posted
+        self._finish = posted.native.finish
+        self.methods = {
+            name: self._guarded(name, front) for name, front in METHODS.items() if hasattr(self.group, name)
+        }
+
     # Making calls.
 
-    def make(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of one of torch's methods."""
-        read, carry_out = self._methods[method]
-        if num_dispatch_modes() and fakes_tensors():
-            return carry_out(*args, **kwargs)
-        call = read(*args, **kwargs)
-        if type(call) is not _Description:
-            call = describe_elsewhere(read, args, kwargs) or describe_roughly(method, args, kwargs)
-        return self._make(call, lambda: carry_out(*args, **kwargs))
+    def _guarded(self, name: str, front: str) -> Callable[..., Any]:
+        """One of torch's methods. A call takes as few steps as it can."""
+        read = _native.MethodReader(front, self.info.rank, self.info.size)
+        carry_out = getattr(self.group, name)
+        begin, finish = self.posted.native.begin, self.posted.native.finish
+        # The sender of a receive from anybody is not known yet: the call is posted when it is.
+        is_posted_late = front == "recv_anysource"
+        waits = self.waits
+
+        def make(*args: Any, **kwargs: Any) -> Any:
+            if num_dispatch_modes() and fakes_tensors():
+                return carry_out(*args, **kwargs)
+            call = read(*args, **kwargs)
+            if not isinstance(call, _Description):
+                call = describe_elsewhere(read, args, kwargs) or describe_roughly(name, args, kwargs)
+            if is_posted_late:
+                seq = 0
+            elif not (seq := begin(call)):
+                # Where this rank was the last to come, it has found the difference: the engine must not begin the call.
+                raise self.explain(call.op, self.posted.seq)
+            engines = None
+            try:
+                engines = carry_out(*args, **kwargs)
+                if call.flags & _ASYNC or call.device not in _HOST or engines is None or self._coalesced is not None:
+                    return self._hand_out(call, seq, engines)
+                thread = get_native_id()
+                waits[thread] = call, seq, engines, monotonic()
+                try:
+                    engines.wait()
+                finally:
+                    del waits[thread]
+            except Exception as error:
+                self.raise_cause(call, seq, error, was_made=engines is not None)
+            if finish(call, seq) and self.is_broken_for(call, seq, has_ended=True):
+                raise self.explain(call.op, seq)
+            # torch waits for it once more, and drops it.
+            return engines
+
+        return make
+
+    def _hand_out(self, call: _native.Description, seq: int, engines: Any) -> Any:
+        if engines is None:
+            return None
+        work = GuardedWork(self, engines, call, seq)
+        self.under_way.append(weakref.ref(work))
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        if in_backward():
+            self._deliver_in_backward(work)
+        return work
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """Gloo's own barrier, which waits by itself."""
-        seq = self._post(_Description("barrier"))
         call = _Description("barrier")
+        seq = self.posted.native.begin(call)
+        if not seq:
+            raise self.explain(call.op, self.posted.seq)
         try:
             self.group.monitored_barrier(*args, **kwargs)
         except Exception as error:
-            self._raise_cause(call, seq, error)
+            try:
+                self.raise_cause(call, seq, error)
+            except PhalanxError as cause:
+                # Gloo names the ranks that it has waited for.
+                cause.add_evidence(*(f"  {self.engine.name}: {line}" for line in _without_stack(str(error))))
+                raise
         self.posted.end(call, seq)
 
     def start_coalescing(self, device: Any) -> None:
@@ -102,128 +169,79 @@ class GuardedCalls:
             return engines
         return GuardedWork(self, engines, works[-1].call, works[-1].seq)
 
-    def _make(self, call: _native.Description, carry_out: Callable[[], Any]) -> Any:
-        # The sender of a receive from anybody is not known yet: the call is posted when it is.
-        seq = 0 if call.op == "recv" and call.peer < 0 else self._post(call)
-        try:
-            engines = carry_out()
-        except Exception as error:
-            self._raise_cause(call, seq, error)
-        if engines is None:
-            return None
-        work = GuardedWork(self, engines, call, seq)
-        self.under_way.append(weakref.ref(work))
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        if in_backward():
-            self._deliver_in_backward(work)
-        return work
-
-    def _post(self, call: _native.Description) -> int:
-        posted = self.posted
-        if posted.is_broken:
-            raise self.explain(call.op, 0)
-        seq = posted.post(call)
-        # This rank was the last to come, and has found the difference: the engine is not to begin the call.
-        if posted.is_broken:
-            posted.end(call, seq, well=False)
-            raise self.explain(call.op, seq)
-        return seq
-
     def _deliver_in_backward(self, work: GuardedWork) -> None:
-        """DDP waits for the engine's future, and would lose the class of our error: it finds the call ended."""
+        """DDP waits for the engine's future, and would lose the class of our error: it finds the call ended.
+
+        In a final callback of the autograd engine DDP would wait before anything that is queued now.
+        """
 
         def deliver() -> None:
-            if self.waits_on_host(work):
+            if self.waits_on_host(work.call):
                 work.wait()
             elif self.posted.is_broken:
                 raise self.explain(work.call.op, work.seq)
 
-        if not in_final_callback():
-            at_end_of_backward(deliver)
+        deliver() if in_final_callback() else at_end_of_backward(deliver)
 
     # Waiting for calls.
-
-    def wait(self, work: GuardedWork, timeout: timedelta = NO_TIMEOUT) -> bool:
-        with self._waiting(work):
-            try:
-                done: bool = work.engines.wait() if timeout is NO_TIMEOUT else work.engines.wait(timeout)
-            except Exception as error:
-                self._raise_cause(work.call, work.seq, error)
-        self._finish(work)
-        return done
-
-    def synchronize(self, work: GuardedWork) -> None:
-        with self._waiting(work):
-            try:
-                work.engines.synchronize()
-            except Exception as error:
-                self._raise_cause(work.call, work.seq, error)
-        self._finish(work)
 
     def future_of(self, work: GuardedWork) -> Future[Any]:
         future: Future[Any] = work.engines.get_future()
         # Chaining to the future of a device would change its streams.
-        return future.then(lambda ended: self._outcome(work, ended)) if self.waits_on_host(work) else future
+        return future.then(lambda ended: self._outcome(work, ended)) if self.waits_on_host(work.call) else future
 
     def _outcome(self, work: GuardedWork, future: Future[Any]) -> Any:
         try:
             value = future.value()
         except Exception as error:
-            self._raise_cause(work.call, work.seq, error)
-        self._finish(work)
+            self.raise_cause(work.call, work.seq, error)
+        self.finish(work)
         return value
 
-    @contextlib.contextmanager
-    def _waiting(self, work: GuardedWork) -> Iterator[None]:
-        thread = threading.get_ident()
-        before = self.waits.get(thread)
-        self.waits[thread] = work
-        try:
-            yield
-        finally:
-            if before is None:
-                self.waits.pop(thread, None)
-            else:
-                self.waits[thread] = before
-
-    def _finish(self, work: GuardedWork) -> None:
+    def finish(self, work: GuardedWork) -> None:
         """The engine's wait is over. On a device the call may go on."""
-        if self.waits_on_host(work):
-            self.note_end(work, well=True)
-        if self.is_broken_for(work):
-            raise self.explain(work.call.op, work.seq)
+        call, seq = work.call, work.seq
+        if seq and not work.ended and call.device in _HOST:
+            work.ended = True
+            is_broken = self._finish(call, seq)
+        else:
+            if self.waits_on_host(work.call):
+                self.note_end(work, well=True)
+            is_broken = self.posted.is_broken
+        if is_broken and self.is_broken_for(call, seq, has_ended=work.ended):
+            raise self.explain(call.op, seq)
 
     def note_end(self, work: GuardedWork, *, well: bool) -> None:
         """The engine has ended the call."""
         if work.ended:
             return
         work.ended = True
-        if work.seq == 0 and well:
-            source = work.engines.source_rank() if hasattr(work.engines, "source_rank") else -1
+        if work.seq:
+            self.posted.end(work.call, work.seq, well=well)
+        elif well:
+            source = work.source_rank()
             if source >= 0:
                 call = work.call.with_peer(source)
                 self.posted.end(call, self.posted.post(call))
-        elif work.seq:
-            self.posted.end(work.call, work.seq, well=well)
 
-    def waits_on_host(self, work: GuardedWork) -> bool:
-        return work.call.device in (0, _CPU)
+    def waits_on_host(self, call: _native.Description) -> bool:
+        """Whether a wait on the host ends with the call, and not before."""
+        return call.device in _HOST
 
     # Failures.
 
-    def is_broken_for(self, work: GuardedWork) -> bool:
+    def is_broken_for(self, call: _native.Description, seq: int, *, has_ended: bool) -> bool:
         """Whether the group has failed, and not only after this call had ended well on all ranks."""
         if not self.posted.is_broken:
             return False
-        if work.call.op in _native.MESSAGE_OPS or not work.seq or not self.posted.has_failed:
+        if not has_ended or call.op in _native.MESSAGE_OPS or not seq or not self.posted.has_failed:
             return True
         failure = self.posted.failure()
-        return failure.call.op in _native.MESSAGE_OPS or work.seq > failure.agreed or not work.ended
+        return failure.call.op in _native.MESSAGE_OPS or seq > failure.agreed
 
     def explain(self, op: str, seq: int) -> PhalanxError:
         self.posted.wait_for_failure(_FOR_REPORT)
-        error = self.posted.explain(op, seq)
+        error = self.posted.explain(op, seq, self.timeout)
         if self.problem:
             error.add_note(f"calls under way could not be ended: {self.problem}")
         return error
@@ -231,29 +249,32 @@ class GuardedCalls:
     def on_failure(self) -> None:
         """In a thread of ours, on every rank, once the group has failed."""
         self.problem = self.engine.interrupt()
-        error = self.posted.explain(self.posted.failure().call.op, self.posted.failure().seq)
+        failure = self.posted.failure()
+        error = self.posted.explain(failure.call.op, failure.seq, self.timeout)
         tell.failed(error)
         if self.problem:
             logger.error("%s\n  the calls that are under way could not be ended: %s", error, self.problem)
 
-    def _raise_cause(self, call: _native.Description, seq: int, error: Exception) -> None:
+    def raise_cause(self, call: _native.Description, seq: int, error: Exception, was_made: bool = True) -> NoReturn:
         """Raises why the engine has failed, as far as the ranks can tell; else the engine's own error."""
         if isinstance(error, PhalanxError):
             raise error
         if seq and not self.posted.is_broken:
-            self._look_for_cause(call, seq, error)
+            self._look_for_cause(call, seq, error, was_made)
         if self.posted.is_broken:
             raise self.explain(call.op, seq) from error
         if seq:
             self.posted.end(call, seq, well=False)
         raise error
 
-    def _look_for_cause(self, call: _native.Description, seq: int, error: Exception) -> None:
+    def _look_for_cause(self, call: _native.Description, seq: int, error: Exception, was_made: bool) -> None:
         """News may take longer than a connection that closes."""
         text = str(error).lower()
         is_late = "timed out" in text or "timeout" in text
-        # What an engine says at once of its arguments is its own.
         is_broken_link = not is_late and any(word in text for word in ("connection", "peer", "socket", "read error"))
+        # What an engine, or a hook of torch's, says of the arguments is its own, even if a peer has left meanwhile.
+        if not was_made and not is_late and not is_broken_link:
+            return
         until = time.monotonic() + (_FOR_NEWS if is_broken_link else 0.0)
         while not self.posted.is_broken:
             lost = self.find_lost(call, seq)
@@ -268,9 +289,13 @@ class GuardedCalls:
             self.posted.fail_by_timeout(missing, call, seq)
 
     def find_missing(self, call: _native.Description, seq: int) -> list[int]:
-        """The ranks that have not posted the call."""
+        """The ranks that have not posted the call. Of a message: as far as their numbers tell."""
         if call.op in _native.MESSAGE_OPS:
-            return [call.peer] if call.peer >= 0 else []
+            is_behind = call.peer >= 0 and self.posted.messages_posted(call.peer, sends=call.op == "recv") < seq
+            if call.peer < 0:
+                # From anybody.
+                return [rank for rank in range(self.info.size) if rank != self.info.rank]
+            return [call.peer] if is_behind else []
         own = self.info.rank
         return [rank for rank in range(self.info.size) if rank != own and self.posted.posted(rank) < seq]
 
@@ -285,3 +310,11 @@ class GuardedCalls:
     def describe_missing(self, call: _native.Description, seq: int) -> list[str]:
         """Lines that say where the ranks are that this call waits for."""
         return ask.absent(self.posted, self.info, call.op, seq, self.find_missing(call, seq))
+
+
+def _without_stack(text: str) -> Iterator[str]:
+    """The lines of an error of the engine, without its stack in C++."""
+    for line in text.splitlines():
+        if line.startswith(("Exception raised from", "frame #")):
+            return
+        yield line.strip()

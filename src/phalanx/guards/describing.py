@@ -61,7 +61,7 @@ def describe_elsewhere(
     if not tensors or any(one.layout is not torch.strided or one.device.type == "cpu" for one in tensors):
         return None
     call = read(*_alike(args), **{name: _alike(value) for name, value in kwargs.items()})
-    if type(call) is not _native.Description:
+    if not isinstance(call, _native.Description):
         return None
     return call.with_device(_kind(tensors[0])["device"])
 

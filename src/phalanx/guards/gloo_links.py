@@ -6,6 +6,9 @@ ends it at once, on both sides. So a guard finds out which of the process' socke
 Every rank of a Gloo group listens at an address of its own and leaves it in the group's store, so that others connect.
 A connection of the group has such an address at one end. The sockets that listen are left alone: Gloo ends the process
 when one of them fails.
+
+Groups that were split off another one listen where that one does. So a group keeps in mind which connections were made
+when it was, and leaves those of the others alone.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import contextlib
 import os
 import socket
 import struct
+import weakref
 from collections.abc import Iterator, Sequence
 
 from phalanx.types import PrefixStore, Store
@@ -21,6 +25,7 @@ from phalanx.types import PrefixStore, Store
 __all__ = ["GlooLinks"]
 
 _Address = tuple[str, int]
+_Connection = tuple[_Address, _Address]
 # The length of the address families' structures that Gloo writes, up to the end of the address.
 _FAMILIES = {socket.AF_INET: 8, socket.AF_INET6: 24}
 
@@ -31,8 +36,10 @@ class GlooLinks:
     def __init__(self, store: Store, size: int, devices: Sequence[str]) -> None:
         """`store` is the group's own. Raises ValueError where it does not say what is needed here."""
         keys = [str(rank) for rank in range(size)]
-        # As torch and Gloo prefix the keys. torch names the first device that the backend was registered for.
-        stores = [PrefixStore("0", PrefixStore(f"{device}/", store)) for device in devices]
+        # As torch and Gloo prefix the keys. torch names the first device that the backend was registered for; in a
+        # group that was split off, none.
+        prefixed = [*(PrefixStore(f"{device}/", store) for device in devices), store]
+        stores = [PrefixStore("0", one) for one in prefixed]
         rendezvous = next((one for one in stores if one.check(keys)), None)
         if rendezvous is None:
             raise ValueError("Gloo has left no addresses in the store")
@@ -46,16 +53,31 @@ class GlooLinks:
             if not mine:
                 raise ValueError("Gloo's keys in the store have an unknown form")
             self.addresses |= mine
+        # Those that were made with the group. Gloo may make others later.
+        self._own = {connection for connection, _ in self._connections()}
+        _all.add(self)
 
     def cut(self) -> int:
         """Shuts down the connections between this rank and the others. Returns how many there were."""
         num = 0
+        for _, one in self._connections():
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+                num += 1
+        return num
+
+    def _connections(self) -> Iterator[tuple[_Connection, socket.socket]]:
+        """Each with its socket, which is valid until the next one is asked for."""
+        others = set().union(*(links._own for links in list(_all) if links is not self))
         for one in _sockets(listening=False):
             with contextlib.suppress(OSError):
-                if _name_of(one) in self.addresses or _plain(one.getpeername()) in self.addresses:
-                    one.shutdown(socket.SHUT_RDWR)
-                    num += 1
-        return num
+                connection = _name_of(one), _plain(one.getpeername())
+                if connection not in others and not self.addresses.isdisjoint(connection):
+                    yield connection, one
+
+
+# Of the groups that are guarded.
+_all: weakref.WeakSet[GlooLinks] = weakref.WeakSet()
 
 
 def _addresses_in(text: bytes) -> dict[int, _Address]:

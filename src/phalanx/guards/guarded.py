@@ -37,6 +37,8 @@ class GuardedGroup(StandIn):
         self = cls.around(calls.group)
         self._calls = calls
         self._guard_made = guard_made
+        # Callers in Python find them here, without a frame in between; C++ looks in the class.
+        vars(self).update(calls.methods)
         return self
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
@@ -79,11 +81,11 @@ class GuardedGroup(StandIn):
 
 def _guarded(name: str) -> Callable[..., Any]:
     def method(self: GuardedGroup, *args: Any, **kwargs: Any) -> Any:
-        return self._calls.make(name, args, kwargs)
+        return self._calls.methods[name](*args, **kwargs)
 
     method.__name__ = name
     method.__qualname__ = f"{GuardedGroup.__name__}.{name}"
-    return method
+    return not_traced(method)
 
 
 for _name in METHODS:

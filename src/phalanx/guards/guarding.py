@@ -81,12 +81,17 @@ def _guard(
     seconds = (timeout or timeout_of(group)).total_seconds()
     info = GroupInfo(_name_of(group), group.rank(), group.size(), members)
     calls = GuardedCalls(group, info, engine_of(group, store), seconds)
+    info.engine = calls.engine.name
     own_store = PrefixStore(_SCOPE, store)
     if was_used:
         own_store.set(f"calls/{info.rank}", str(num_calls(group)))
     try:
-        patience = min(seconds, _PATIENCE)
-        calls.posted = posting.join(own_store, info, patience, calls.on_failure, engine=calls.engine.name)
+        patience, engine = min(seconds, _PATIENCE), calls.engine
+        calls.begin(
+            posting.join(
+                own_store, info, patience, calls.on_failure, engine=engine.name, matches_tags=engine.matches_tags
+            )
+        )
     except PhalanxError as error:
         logger.warning("group %r is not guarded: %s", info.name, error)
         return group

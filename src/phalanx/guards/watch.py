@@ -11,10 +11,14 @@ import os
 import threading
 import time
 import weakref
+from typing import Any
 
-from phalanx.guards.calls import GuardedCalls
-from phalanx.guards.work import GuardedWork
+from phalanx import _native
+from phalanx.group.torch_compat.replacing import has_plain_groups
+from phalanx.guards.calls import GuardedCalls, UnderWay
 from phalanx.log import logger
+from phalanx.transports import waits
+from phalanx.transports.slowness import slow_seconds
 
 __all__ = ["forget", "look_after"]
 
@@ -22,8 +26,16 @@ _NAME = "phalanx-guard"
 _BETWEEN_LOOKS = 0.25
 # Seconds that the engine gets for a call all of whose ranks had come, one of which is gone now.
 _PATIENCE = 0.4
+# The names of threads of backends begin so. They carry on the backends' calls.
+_HELPERS = ("pt_gloo", "gloo_tcp_loop", "pt_nccl")
 
 _guarded: weakref.WeakSet[GuardedCalls] = weakref.WeakSet()
+# Waits that are known to the search for deadlocks, by thread and the identity of the engine's work.
+_entered: weakref.WeakKeyDictionary[GuardedCalls, dict[tuple[int, int], tuple[int, UnderWay]]] = (
+    weakref.WeakKeyDictionary()
+)
+# Works of engines whose slowness was logged, by their identity.
+_told: dict[int, Any] = {}
 _lock = threading.Lock()
 _stopped = threading.Event()
 _thread: threading.Thread | None = None
@@ -62,26 +74,64 @@ def _run() -> None:
 
 
 def _look(calls: GuardedCalls) -> None:
-    under_way = _prune(calls)
-    waited = [work for work in list(calls.waits.values()) if not work.ended]
-    works = {id(work): work for work in (*under_way, *waited)}.values()
+    waited = {thread: UnderWay(*fields) for thread, fields in list(calls.waits.items())}
+    known = {id(call.engines) for call in waited.values()}
+    in_flight = [call for call in _prune(calls) if id(call.engines) not in known]
     now = time.monotonic()
-    for work in works:
-        age = now - work.began
+    _enter_long_waits(calls, [*waited.items(), *((waits.NO_THREAD, call) for call in in_flight)], now)
+    slow = slow_seconds()
+    for call in (*waited.values(), *in_flight):
+        age = now - call.began
         if calls.posted.is_broken:
             return
         if age > _PATIENCE:
-            _look_for_deaths(calls, work)
+            _look_for_deaths(calls, call)
         if age > calls.timeout:
-            _look_for_timeout(calls, work)
-        slow = _slow_seconds()
-        if slow and age > slow and not work.told_slow and calls.find_missing(work.call, work.seq):
-            work.told_slow = True
-            _tell_slow(calls, work, slow)
+            _look_for_timeout(calls, call)
+        if slow and age > slow and id(call.engines) not in _told and calls.find_missing(call.call, call.seq):
+            _told[id(call.engines)] = call.engines
+            _tell_slow(calls, call, slow)
+    for number in _told.keys() - known - {id(call.engines) for call in in_flight}:
+        del _told[number]
 
 
-def _prune(calls: GuardedCalls) -> list[GuardedWork]:
-    """The works that are under way. Those that have ended are forgotten, and noted as ended."""
+def _enter_long_waits(calls: GuardedCalls, found: list[tuple[int, UnderWay]], now: float) -> None:
+    """For the search for deadlocks: waits that last, and calls that nobody waits for by a work of ours."""
+    long = {(thread, id(call.engines)): call for thread, call in found if now - call.began > waits.LONG}
+    entered = _entered.setdefault(calls, {})
+    for key in entered.keys() - long.keys():
+        waits.leave(entered.pop(key)[0])
+    new = long.keys() - entered.keys()
+    if new:
+        # Threads of a backend may let others go on, unless every call of theirs is known.
+        waits.set_helpers(() if has_plain_groups() else _HELPERS)
+    for key in new:
+        # With the call: another one may not have its number.
+        entered[key] = _enter(calls, long[key], key[0]), long[key]
+
+
+def _enter(calls: GuardedCalls, found: UnderWay, thread: int) -> int:
+    call, seq = found.call, found.seq
+    is_message = call.op in _native.MESSAGE_OPS
+
+    def absent() -> list[int]:
+        return [] if found.has_ended else calls.find_missing(call, seq)
+
+    return waits.enter(
+        calls.posted,
+        call.op,
+        seq,
+        absent,
+        is_any=is_message and call.peer < 0,
+        peer=call.peer if is_message else -1,
+        tag=call.tag if is_message else 0,
+        where=calls.posted.place_of(call, seq),
+        thread=thread,
+    )
+
+
+def _prune(calls: GuardedCalls) -> list[UnderWay]:
+    """The calls that are under way. Those that have ended are forgotten, and noted as ended."""
     left = []
     for _ in range(len(calls.under_way)):
         with contextlib.suppress(IndexError):
@@ -91,15 +141,15 @@ def _prune(calls: GuardedCalls) -> list[GuardedWork]:
                 continue
             if work.engines.is_completed():
                 # Where the host waits, whoever waits notes it.
-                if work.seq and not calls.waits_on_host(work):
+                if work.seq and not calls.waits_on_host(work.call):
                     calls.note_end(work, well=work.engines.is_success())
                 continue
             calls.under_way.append(reference)
-            left.append(work)
+            left.append(UnderWay(work.call, work.seq, work.engines, work.began))
     return left
 
 
-def _look_for_deaths(calls: GuardedCalls, work: GuardedWork) -> None:
+def _look_for_deaths(calls: GuardedCalls, work: UnderWay) -> None:
     lost = calls.find_lost(work.call, work.seq)
     if lost is None or not work.seq:
         return
@@ -110,26 +160,18 @@ def _look_for_deaths(calls: GuardedCalls, work: GuardedWork) -> None:
     calls.posted.fail_by_end(lost, work.call, work.seq)
 
 
-def _look_for_timeout(calls: GuardedCalls, work: GuardedWork) -> None:
+def _look_for_timeout(calls: GuardedCalls, work: UnderWay) -> None:
     """Where the host waits, the engine itself gives up, and with the timeout of the call."""
     missing = calls.find_missing(work.call, work.seq)
-    if missing and not calls.waits_on_host(work):
+    if missing and not calls.waits_on_host(work.call):
         calls.posted.fail_by_timeout(missing, work.call, work.seq)
 
 
-def _tell_slow(calls: GuardedCalls, work: GuardedWork, slow: float) -> None:
+def _tell_slow(calls: GuardedCalls, work: UnderWay, slow: float) -> None:
     info = calls.info
     head = f"{work.call.op}, seq {work.seq}, group {info.name!r}, rank {info.rank}"
     lines = calls.describe_missing(work.call, work.seq)
     logger.warning("%s", "\n".join([f"{head}: has waited for {slow:g} s", *lines]))
-
-
-def _slow_seconds() -> float:
-    # Tests change it.
-    try:
-        return max(float(os.environ.get("PHALANX_SLOW") or 10.0), 0.0)
-    except ValueError:
-        return 10.0
 
 
 def _forget_after_fork() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from threading import get_native_id
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Work as TorchWork
@@ -27,32 +30,51 @@ class GuardedWork(StandInWork):
     _future: Future[Any] | None = None
     # Whether the engine has ended it, as far as this rank has looked.
     ended = False
-    # Whether somebody was told that it takes long.
-    told_slow = False
 
     def __init__(self, calls: GuardedCalls, engines: TorchWork, call: _native.Description, seq: int) -> None:
-        super().__init__(engines)
+        # As the class above does, in fewer steps.
+        TorchWork.__init__(self)
+        self.engines = engines
         self.calls = calls
         self.call = call
         self.seq = seq
-        self.began = time.monotonic()
+        self.began = monotonic()
+
+    @property
+    def _is_broken(self) -> bool:
+        return self.calls.is_broken_for(self.call, self.seq, has_ended=self.ended)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        return self.calls.wait(self, timeout)
+        wait = self.engines.wait
+        done: bool = self._wait(wait if timeout is NO_TIMEOUT else partial(wait, timeout))
+        return done
 
     def synchronize(self) -> None:
-        self.calls.synchronize(self)
+        self._wait(self.engines.synchronize)
+
+    def _wait(self, wait: Callable[[], Any]) -> Any:
+        calls = self.calls
+        thread = get_native_id()
+        calls.waits[thread] = self.call, self.seq, self.engines, self.began
+        try:
+            result = wait()
+        except Exception as error:
+            calls.raise_cause(self.call, self.seq, error)
+        finally:
+            calls.waits.pop(thread, None)
+        calls.finish(self)
+        return result
 
     def is_completed(self) -> bool:
-        if self.calls.is_broken_for(self):
+        if self._is_broken:
             return True
         return bool(self.engines.is_completed())
 
     def is_success(self) -> bool:
-        return not self.calls.is_broken_for(self) and bool(self.engines.is_success())
+        return not self._is_broken and bool(self.engines.is_success())
 
     def exception(self) -> BaseException | None:
-        if self.calls.is_broken_for(self):
+        if self._is_broken:
             return self.calls.explain(self.call.op, self.seq)
         error: BaseException | None = self.engines.exception()
         return error

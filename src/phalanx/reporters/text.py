@@ -116,7 +116,8 @@ def _group(group: JobGroup, clock: Clock) -> list[str]:
     for member in group.members:
         for line in _member(group, member, clock):
             said.setdefault((line.before, line.after), []).append((member.rank, line))
-    lines = [f"{group_text(group)}, {ranks_text(group.ranks)}"]
+    guarded = f" of {group.engine}, guarded" if group.engine else ""
+    lines = [f"{group_text(group)}{guarded}, {ranks_text(group.ranks)}"]
     for same in list(said.values())[:_MOST_LINES]:
         first = min((line for _, line in same), key=lambda line: line.ns)
         lines.append(f"  {ranks_text([rank for rank, _ in same])}: {first.before}{first.time}{first.after}")

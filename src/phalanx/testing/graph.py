@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import traceback
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 from phalanx.errors import Deadlock
+from phalanx.transports.deadlocks import HINTS, shortest_cycle
 from phalanx.transports.places import is_framework
 from phalanx.types import describe_ranks
 
 __all__ = ["Wait", "describe_deadlock", "describe_wait"]
 
 _HINTS = {
-    "P2P": "let one side receive first, or use isend and irecv, or batch_isend_irecv",
-    "ORDER": "make all ranks issue the calls of these groups in the same order, or asynchronously",
+    **HINTS,
     "JOIN": "make all ranks make the same groups in the same order",
     "STORE": "let a rank that does not wait set these keys",
     "POLL": "let a rank do what these look for, or let them wait for it",
@@ -47,7 +46,7 @@ def describe_deadlock(
     """`waiting` has the ranks that wait, `polling` those that look again and again, `frames` where they are in the
     program, `ended` those that do not run any more."""
     wanted = {rank: wait.waited_for() for rank, wait in waiting.items()}
-    core = shortest_cycle({rank: [peer for peer in peers if peer in waiting] for rank, peers in wanted.items()})
+    core = shortest_cycle({rank: [peer for peer in peers if peer in waiting] for rank, peers in sorted(wanted.items())})
     gone = sorted(ended) if not core and not polling else []
     core = core or _waiting_for(ended, wanted) or sorted(waiting)
     lines = [_line(rank, waiting[rank], wanted[rank], core, gone, frames.get(rank)) for rank in core]
@@ -60,30 +59,6 @@ def describe_deadlock(
         lines.append(f"  {others} more {'rank waits' if others == 1 else 'ranks wait'} for these")
     kind = "EXIT" if gone else "POLL" if polling else _kind([waiting[rank] for rank in core])
     return Deadlock("\n".join(["nobody can go on", *lines]), code=f"DEADLOCK:{kind}", hint=_HINTS[kind])
-
-
-def shortest_cycle(edges: Mapping[int, Iterable[int]]) -> list[int]:
-    """The ranks of a shortest circle of waits, from the lowest one on; none where there is no circle."""
-    cycles = [cycle for start in sorted(edges) if (cycle := _way_back(start, edges))]
-    return min(cycles, key=len, default=[])
-
-
-def _way_back(start: int, edges: Mapping[int, Iterable[int]]) -> list[int]:
-    """The shortest way along the edges from a rank to itself."""
-    came_from: dict[int, int] = {}
-    queue = deque([start])
-    while queue:
-        rank = queue.popleft()
-        for peer in edges[rank]:
-            if peer == start:
-                way = [rank]
-                while way[-1] != start:
-                    way.append(came_from[way[-1]])
-                return way[::-1]
-            if peer not in came_from:
-                came_from[peer] = rank
-                queue.append(peer)
-    return []
 
 
 def _waiting_for(ended: Collection[int], wanted: Mapping[int, list[int]]) -> list[int]:

@@ -433,7 +433,7 @@ class Turns(Scheduling):
             else:
                 index = 0
                 if len(self._ready) > 1:
-                    index = self._policy.choose([strand.rank for strand in self._ready])
+                    index = self._policy.choose(len(self._ready))
                     self.choices.append(index)
             self._holder = self._ready.pop(index)
             self._is_choosing = False

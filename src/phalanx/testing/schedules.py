@@ -22,8 +22,8 @@ class Policy(Protocol):
 
     at_calls: bool
 
-    def choose(self, ready: list[int]) -> int:
-        """An index into the ranks that can go on, which are in the order in which they came to that."""
+    def choose(self, num_ready: int) -> int:
+        """An index into the threads that can go on, which are in the order in which they became ready."""
 
 
 class RoundRobin:
@@ -31,7 +31,7 @@ class RoundRobin:
 
     at_calls = False
 
-    def choose(self, ready: list[int]) -> int:
+    def choose(self, num_ready: int) -> int:
         return 0
 
 
@@ -43,8 +43,8 @@ class RandomChoice:
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
 
-    def choose(self, ready: list[int]) -> int:
-        return self._random.randrange(len(ready))
+    def choose(self, num_ready: int) -> int:
+        return self._random.randrange(num_ready)
 
 
 class Replay:
@@ -55,10 +55,10 @@ class Replay:
         self._choices = choices
         self._next = 0
 
-    def choose(self, ready: list[int]) -> int:
+    def choose(self, num_ready: int) -> int:
         index = self._choices[self._next] if self._next < len(self._choices) else 0
         self._next += 1
-        return index if index < len(ready) else 0
+        return index if index < num_ready else 0
 
 
 class Trace:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
@@ -157,6 +158,8 @@ class ThreadsRun:
         self._splits: dict[str, tuple[Hub, int]] = {}
         # What ranks came to make that wait for others, or are about to.
         self._making: dict[int, _Making] = {}
+        # How many of them make which group: a rank of a large world does not look at all others.
+        self._num_making: Counter[Hub] = Counter()
         self._lock = threading.Lock()
         self._folder: Path | None = None
         self._left_to_do = contextlib.ExitStack()
@@ -223,8 +226,9 @@ class ThreadsRun:
         for rank in list(self._ended):
             self._tell_end(hub, rank)
         transport = ThreadsTransport(hub, info, self.turns.rank, self._own[self.turns.rank].box())
+        making = _Making(info, hub)
         try:
-            self._making[self.turns.rank] = _Making(info, hub)
+            self._begin_making(self.turns.rank, making)
             self._look_for_circle(self.turns.rank)
             transport.join(timeout)
         except BaseException:
@@ -232,9 +236,22 @@ class ThreadsRun:
             store.add(comings, -1)
             raise
         finally:
-            del self._making[self.turns.rank]
+            self._end_making(self.turns.rank, making)
         self._own[self.turns.rank].transports.append(transport)
         return transport
+
+    def _begin_making(self, rank: int, making: _Making) -> None:
+        with self._lock:
+            self._making[rank] = making
+            self._num_making[making.hub] += 1
+
+    def _end_making(self, rank: int, making: _Making) -> None:
+        with self._lock:
+            if self._making.get(rank) is making:
+                del self._making[rank]
+            self._num_making[making.hub] -= 1
+            if not self._num_making[making.hub]:
+                del self._num_making[making.hub]
 
     def join_split(self, key: str, info: GroupInfo, owners: dict[int, int]) -> ThreadsTransport:
         with self._lock:
@@ -254,11 +271,12 @@ class ThreadsRun:
 
     def _look_for_circle(self, start: int) -> None:
         """Ranks that mean different groups, and wait for each other, are told so."""
-        making = dict(self._making)
-        name, hub = making[start].info.name, making[start].hub
-        if all(one.hub is hub for one in making.values()):
-            # All ranks that make a group make this one.
-            return
+        with self._lock:
+            if len(self._num_making) == 1:
+                # All ranks that make a group make this one.
+                return
+            making = dict(self._making)
+        name = making[start].info.name
 
         def waits_for(rank: int) -> list[int]:
             one = making.get(rank)

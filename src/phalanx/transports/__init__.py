@@ -7,6 +7,7 @@ What a group asks of a transport:
     wrapping.py        a transport around another one
     observed.py        a transport that tells observers of calls
     observers.py       who is told what becomes of groups
+    listing.py         observers, makers and wrappers, changed in any thread
     advisers.py        who is asked what transports can't know
 
 Ranks that are processes, over shared memory:
@@ -40,6 +41,9 @@ What went wrong, in words:
     reports.py         the report of a mismatch
     signatures.py      descriptions of calls
     refusals.py        notes about calls that a rank refused
+    waits.py           waits for calls of other engines
+    deadlocks.py       cycles of waits
+    slowness.py        how long a call may wait before a warning
     limits.py          which limit of the system was hit
     places.py          which code is the program's own
     levels.py          how much is compared

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from phalanx import _native
 from phalanx.log import logger
+from phalanx.transports.deadlocks import Cycle
 from phalanx.types import GroupInfo
 
 __all__ = ["Adviser", "ask", "take_advice_of"]
@@ -32,6 +33,10 @@ class Adviser:
     def absent(self, group: Any, info: GroupInfo, op: str, seq: int, missing: Sequence[int]) -> list[str]:
         """Lines that say where these ranks are, which did not come to a call."""
         return []
+
+    def deadlock(self, group: Any, info: GroupInfo) -> Cycle | None:
+        """The deadlock because of which a call of this group has run into its timeout."""
+        return None
 
     def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
         """Lines that say what a rank that is gone did last."""
@@ -63,6 +68,9 @@ class _Careful(Adviser):
 
     def absent(self, group: Any, info: GroupInfo, op: str, seq: int, missing: Sequence[int]) -> list[str]:
         return _answer(_adviser.absent, _NEUTRAL.absent, group, info, op, seq, missing)
+
+    def deadlock(self, group: Any, info: GroupInfo) -> Cycle | None:
+        return _answer(_adviser.deadlock, _NEUTRAL.deadlock, group, info)
 
     def lost(self, group: Any, info: GroupInfo, peer: int) -> list[str]:
         return _answer(_adviser.lost, _NEUTRAL.lost, group, info, peer)

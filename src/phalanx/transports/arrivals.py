@@ -155,7 +155,7 @@ class Speaker:
             self._read()
         if self._token not in self._tokens() or self._error is not None:
             return
-        if isinstance(error, CallTimeout):
+        if isinstance(error, CallTimeout) and not isinstance(error, Deadlock):
             own = Departure([self._token], CallTimeout.__name__, "", "")
         else:
             reason = error.message if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"

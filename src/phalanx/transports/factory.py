@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from phalanx.transports import shm
 from phalanx.transports.base import Exchange, Transport
+from phalanx.transports.listing import Listing
 from phalanx.transports.lookout import Known
 from phalanx.transports.observed import ObservedTransport
 from phalanx.transports.observers import are_calls_observed
@@ -50,37 +51,33 @@ def _make_of_processes(request: Request) -> Transport:
     return shm.join(request.store, request.info, request.timeout, request.scope, request.known)
 
 
-# Replaced as a whole: other threads may be making groups.
-_registered: tuple[Make, ...] = ()
-_wrappers: tuple[Wrap, ...] = ()
+_registered: Listing[Make] = Listing()
+_wrappers: Listing[Wrap] = Listing()
 
 
 def register(make: Make) -> None:
     """Asks `make` for the transports of groups that are made from now on."""
-    global _registered
-    _registered = (make, *_registered)
+    _registered.change(lambda others: (make, *others))
 
 
 @contextlib.contextmanager
 def registered(make: Make) -> Iterator[None]:
     """Asks `make` for the transports of groups that are made in the context."""
-    global _registered
     register(make)
     try:
         yield
     finally:
-        _registered = tuple(one for one in _registered if one is not make)
+        _registered.remove(make)
 
 
 @contextlib.contextmanager
 def wrapped_with(wrap: Wrap) -> Iterator[None]:
     """Has `wrap` replace the transports between processes that are made in the context."""
-    global _wrappers
-    _wrappers = (*_wrappers, wrap)
+    _wrappers.change(lambda others: (*others, wrap))
     try:
         yield
     finally:
-        _wrappers = tuple(one for one in _wrappers if one is not wrap)
+        _wrappers.remove(wrap)
 
 
 def join(request: Request) -> Transport:

@@ -6,12 +6,12 @@ import errno
 import os
 import signal
 from collections.abc import Sequence
-from typing import Protocol, TypedDict
+from typing import Protocol, TypedDict, runtime_checkable
 
 import torch
 
 from phalanx import _native
-from phalanx.errors import Aborted, CallTimeout, GroupError, InvalidCall, Mismatch, PeerLost, PhalanxError
+from phalanx.errors import Aborted, CallTimeout, Deadlock, GroupError, InvalidCall, Mismatch, PeerLost, PhalanxError
 from phalanx.log import logger
 from phalanx.memory import extent
 from phalanx.printable import printable
@@ -35,6 +35,7 @@ _MISMATCH_HINTS = {
     "COUNT": "give tensors of the same number of elements on all ranks, or look for a call that one of them left out",
     "DTYPE": "give tensors of one dtype on all ranks, or look for a call that one of them left out",
     "ROOT": "pass the same root on all ranks",
+    "DEVICE": "pass tensors on the same type of device on all ranks",
     "REDUCE_OP": "pass the same reduce op on all ranks",
     "SPLITS": "make what each rank sends to another equal to what that one expects of it",
     "SHAPE": "pass tensors of the same sizes, in the same order, on all ranks",
@@ -95,6 +96,17 @@ class _Where(TypedDict):
     rank: int
     op: str
     seq: int | None
+
+
+@runtime_checkable
+class KnowsItsRanks(Protocol):
+    """A group that knows by itself what others ask the adviser: its ranks are threads of this process."""
+
+    def whereabouts(self) -> list[str]:
+        """Lines that say where the ranks were that did not come to a call whose time was up."""
+
+    def lost(self, peer: int, /) -> list[str]:
+        """Lines that say what a rank did last."""
 
 
 class BrokenGroup(HasRefusals, Protocol):
@@ -282,9 +294,25 @@ def _timeout(
     else:
         message += f"{missing} did not come"
     refusals = awaited_refusals(group, failure.rank, op, failure.seq, tag, failure.missing)
+    cycle = None if refusals else ask.deadlock(group, info)
+    if cycle is not None and cycle.is_sure:
+        return Deadlock(
+            "\n".join([f"{message}, because {cycle.head}", *cycle.lines]),
+            code=f"DEADLOCK:{cycle.kind}",
+            **here,
+            hint=f"{cycle.hint}; this group can't be used any more",
+        )
     if refusals:
         hint = fix_refused(info, refusals)
-    lines = describe_refusals(info, refusals) + ask.absent(group, info, op, failure.seq, failure.missing)
+    elif cycle is not None:
+        hint = f"{cycle.hint}; or {hint}"
+    if isinstance(group, KnowsItsRanks):
+        absent = group.whereabouts()
+    else:
+        absent = ask.absent(group, info, op, failure.seq, failure.missing)
+    lines = [*describe_refusals(info, refusals), *absent]
+    if cycle is not None:
+        lines = [f"  {cycle.head}", *(f"  {line}" for line in cycle.lines), *lines]
     return CallTimeout("\n".join([message, *lines]), **here, hint=hint)
 
 
@@ -319,7 +347,8 @@ def _peer_lost(group: BrokenGroup, info: GroupInfo, here: _Where, failure: _nati
             "ends or destroys the group"
         )
     lines = [line for refusal in refused for line in describe_refusals(info, {peer: refusal})]
-    error = PeerLost("\n".join([message, *lines, *ask.lost(group, info, peer)]), **here, hint=hint)
+    lines += group.lost(peer) if isinstance(group, KnowsItsRanks) else ask.lost(group, info, peer)
+    error = PeerLost("\n".join([message, *lines]), **here, hint=hint)
     error.peer, error.exception, error.frames = peer, exception, frames
     return error
 

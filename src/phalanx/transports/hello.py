@@ -17,6 +17,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from phalanx import _native
+from phalanx.phrases import runs_of
 from phalanx.transports import levels
 from phalanx.transports.identities import Identity
 from phalanx.types import GroupInfo
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 # Changes with the keys and with what is under them.
-PROTOCOL = 5
+PROTOCOL = 6
 _LONGEST_KEY = 64
 _LONGEST_TEXT = 65536
 _MOST_NUMBERS = 65536
@@ -58,13 +59,7 @@ def quoted(name: str) -> str:
 
 def key_of_ranks(members: Sequence[int]) -> str:
     """The same for the same ranks in the same order: `0-3,7`, or a hash where that would be long."""
-    runs: list[list[int]] = []
-    for rank in members:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1][1:] = [rank]
-        else:
-            runs.append([rank])
-    text = ",".join("-".join(map(str, run)) for run in runs)
+    text = runs_of(members)
     return text if len(text) <= _LONGEST_KEY else hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -103,7 +98,7 @@ class Hello(_Told):
     quota: int
     identity: Identity
     processes: str
-    check: int
+    level: int
     folder: str
     only_posts: bool = False  # it posts its calls, and another engine moves their bytes
 
@@ -116,7 +111,7 @@ class Hello(_Told):
             fields.number("quota", 0, 2**31),
             fields.identity(),
             fields.text("processes"),
-            fields.number("check", levels.OFF, levels.FULL),
+            fields.number("level", levels.OFF, levels.FULL),
             fields.text("folder"),
             fields.flag("only_posts"),
         )

@@ -1,12 +1,14 @@
 """What may have become of ranks that others wait for while a group is made: they died, ended, gave up, or make another
 group.
 
-Nothing here waits, and nobody is accused who may still come (identities.py, circles.py).
+Nothing here waits, but for the moment in which a process ends, and nobody is accused who may still come (identities.py,
+circles.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from phalanx import _native
@@ -27,6 +29,8 @@ __all__ = ["Known", "Lookout", "Venue"]
 _AT_ONCE = 16
 # Seconds after which a rank says that those it waits for have made another group of the same name.
 _PATIENCE = 5.0
+# Seconds that a process may take from the end of its connections to its own end, and between two looks at it.
+_LONGEST_END, _BETWEEN_LOOKS = 1.0, 0.001
 
 # The last words of a rank, by its number in all ranks, that has ended and makes no further group; None: it has not
 # ended. For a test kit whose ranks end without their processes.
@@ -58,16 +62,16 @@ class Venue:
         """Of its ranks: torch's, or the group's own."""
         return "" if self.scope else self.name
 
-    def count(self, members: Iterable[int], rank: int) -> str:
+    def count(self, members: Sequence[int], rank: int) -> str:
         """Under it a rank of a group counts how many times it has come for a group of these members."""
-        return f"{self.place(members)}/comings/{rank}"
+        return f"{self.of(members)}/comings/{rank}"
 
-    def place(self, members: Iterable[int]) -> str:
+    def of(self, members: Sequence[int]) -> str:
         """Of all meetings of these."""
-        return f"{self._root()}/{key_of_ranks(list(members))}"
+        return f"{self._root()}/{key_of_ranks(members)}"
 
-    def meeting(self, members: Iterable[int], number: int) -> str:
-        return f"{self.place(members)}/{number}/"
+    def meeting(self, members: Sequence[int], number: int) -> str:
+        return f"{self.of(members)}/{number}/"
 
     def note(self, rank: int) -> str:
         """Of a rank, of all."""
@@ -110,6 +114,20 @@ class Lookout:
         self.watch_known()
         for rank in range(self._info.size):
             self._check_alive(rank)
+
+    def explain_failed_store(self) -> None:
+        """Raises where a rank, which may have hosted the store, is dead or has left.
+
+        The kernel closes the connections of a process before the process counts as dead: this waits in between.
+        """
+        deadline = time.monotonic() + _LONGEST_END
+        self.check_alive()
+        while any(peer is not None and peer.ending for peer in self._peers.values()) and time.monotonic() < deadline:
+            time.sleep(_BETWEEN_LOOKS)
+            self.check_alive()
+        for rank in range(self._info.size):
+            if rank != self._info.rank and (words := self._words_of(rank)) is not None:
+                raise self._ended(rank, words)
 
     def _check_alive(self, rank: int) -> None:
         peer = self._peers.get(rank)
@@ -181,7 +199,10 @@ class Lookout:
         words = self._words_of(key.rank)
         if words is not None and not self._exchange.has(key.name):
             self._check_failed_before(key.rank)
-            raise lost_while_joining(self._info, key.rank, _native.UNKNOWN_STATUS, dead=False, words=words)
+            raise self._ended(key.rank, words)
+
+    def _ended(self, rank: int, words: str) -> PeerLost:
+        return lost_while_joining(self._info, rank, _native.UNKNOWN_STATUS, dead=False, words=words)
 
     def _words_of(self, rank: int) -> str | None:
         """The last words of a rank that has ended or left; None: it has not."""

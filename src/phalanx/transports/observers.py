@@ -16,6 +16,7 @@ import torch
 from phalanx.errors import PhalanxError
 from phalanx.log import logger
 from phalanx.transports.identities import Identity
+from phalanx.transports.listing import Listing
 from phalanx.types import GroupInfo
 
 __all__ = ["Observer", "are_calls_observed", "observe", "observing", "tell"]
@@ -29,10 +30,10 @@ class Observer:
 
     # The making of groups of processes.
 
-    def coming(self, info: GroupInfo, place: str, number: int, timeout: float) -> None:
+    def coming(self, info: GroupInfo, venue: str, number: int, timeout: float) -> None:
         """This rank comes to a meeting, to make a group; `joined` or `not_made` follows.
 
-        All ranks of the group know the meeting by its place and its number there.
+        All ranks of the group know the meeting by its venue and its number there.
         """
 
     def expecting(self, info: GroupInfo, rank: int, identity: Identity) -> None:
@@ -85,19 +86,12 @@ class Observer:
         """This observer has raised, and is told nothing else from now on."""
 
 
-# Replaced as a whole: the garbage collector may tell something in the middle of anything.
-_observers: tuple[Observer, ...] = ()
+_observers: Listing[Observer] = Listing()
 
 
 def observe(observer: Observer) -> None:
     """Tells the observer what happens from now on."""
-    global _observers
-    _observers = (*(one for one in _observers if one is not observer), observer)
-
-
-def _forget(observer: Observer) -> None:
-    global _observers
-    _observers = tuple(one for one in _observers if one is not observer)
+    _observers.change(lambda others: (*(one for one in others if one is not observer), observer))
 
 
 @contextlib.contextmanager
@@ -107,7 +101,7 @@ def observing(observer: Observer) -> Iterator[None]:
     try:
         yield
     finally:
-        _forget(observer)
+        _observers.remove(observer)
 
 
 def are_calls_observed() -> bool:
@@ -118,7 +112,7 @@ def are_calls_observed() -> bool:
 def _switch_off(observer: Observer, event: str, error: Exception) -> None:
     if observer not in _observers:
         return
-    _forget(observer)
+    _observers.remove(observer)
     name = type(observer).__qualname__
     logger.warning("the observer %s raised in %s() and is switched off: %r", name, event, error, exc_info=error)
     with contextlib.suppress(Exception):

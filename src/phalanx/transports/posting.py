@@ -35,15 +35,17 @@ def join(
     scope: str = "",
     known: Known | None = None,
     engine: str = "",
+    matches_tags: bool = False,
 ) -> PostedCalls:
     """Meets the other ranks, as `rendezvous.join` does.
 
     `on_failure` is called once the group has failed: in a thread of ours, also where this process waits for nothing.
-    `engine` is the backend that carries out the calls, for their records.
+    `engine` is the backend that carries out the calls, for their records. With `matches_tags` it lets messages of
+    different tags overtake each other.
     """
 
     def make(met: Met) -> PostedCalls:
-        posted = PostedCalls(met, on_failure, engine)
+        posted = PostedCalls(met, on_failure, engine, matches_tags)
         tell.joined(posted, info, met.folder)
         return posted
 
@@ -58,8 +60,12 @@ class PostedCalls:
 
     spans_processes = True
 
-    def __init__(self, met: Met, on_failure: Callable[[], None], engine: str = "") -> None:
+    def __init__(self, met: Met, on_failure: Callable[[], None], engine: str = "", matches_tags: bool = False) -> None:
         self.info = met.info
+        # When this rank began to make the group, on the monotonic clock.
+        self.began_ns = met.began_ns
+        # What was said of its failure.
+        self.said: list[str] | None = None
         self.identities: Sequence[Identity] = met.identities
         keeper.begin()
         self._token = keeper.expect(_without_keeping(on_failure))
@@ -67,7 +73,9 @@ class PostedCalls:
         weakref.finalize(self, keeper.forget, self._token).atexit = False
         number = _native.ENGINES.index(engine) if engine in _native.ENGINES[1:] else _OTHER_ENGINE
         try:
-            self._agreement = _native.Agreement(met.segment, met.info.rank, met.identities, self._token, number)
+            self._agreement = _native.Agreement(
+                met.segment, met.info.rank, met.identities, self._token, number, matches_tags
+            )
         except BaseException:
             keeper.forget(self._token)
             raise
@@ -87,6 +95,11 @@ class PostedCalls:
             raise self._unusable(call.op)
         return self._agreement.post(call, result)
 
+    @property
+    def native(self) -> _native.Agreement:
+        """For calls that are made through a native `begin` and `finish`."""
+        return self._agreement
+
     def end(self, call: _native.Description, seq: int, *, well: bool = True) -> None:
         """The engine has ended the call with this number. From any thread."""
         self._agreement.end(call, seq, well)
@@ -103,6 +116,14 @@ class PostedCalls:
     def posted(self, rank: int) -> int:
         """The number of the last collective that the rank has posted."""
         return self._agreement.posted(rank)
+
+    def place_of(self, call: _native.Description, seq: int) -> str:
+        """Where in the program this rank has made a call; empty where that is not known any more."""
+        return self._agreement.place_of(call, seq)
+
+    def messages_posted(self, peer: int, *, sends: bool) -> int:
+        """How many messages the peer has posted to this rank (it is the sender), or from it."""
+        return self._agreement.messages_posted(peer, sends)
 
     def is_gone(self, rank: int) -> bool:
         """Whether the rank has left, or its process is gone."""
@@ -129,11 +150,14 @@ class PostedCalls:
     def has_failed(self) -> bool:
         return self._agreement.failure() is not None
 
-    def explain(self, op: str, seq: int) -> PhalanxError:
-        """The error of a call that can't end, because the group has failed or can't be used here."""
+    def explain(self, op: str, seq: int, timeout: float = 0.0) -> PhalanxError:
+        """The error of a call that can't end, because the group has failed or can't be used here.
+
+        `timeout` is that of the call, in seconds.
+        """
         if not self.has_failed:
             return self._unusable(op)
-        return failures.explain(self, self.info, op, _native.FAILED, seq=seq)
+        return failures.explain(self, self.info, op, _native.FAILED, timeout, seq)
 
     def _unusable(self, op: str) -> PhalanxError:
         """The error of a call in a forked child, after this rank has left, or that the engine ended by itself."""
@@ -179,6 +203,18 @@ class PostedCalls:
 
     def take_note(self) -> _native.ShapeNote | None:
         return self._agreement.take_note()
+
+    # For those who look for an absent rank.
+
+    def ask(self, rank: int) -> None:
+        """Asks a rank where it is."""
+        self._agreement.ask(rank)
+
+    def answer_of(self, rank: int, seconds: float) -> str | None:
+        return self._agreement.answer_of(rank, seconds)
+
+    def has_left(self, rank: int) -> bool:
+        return self._agreement.has_left_well(rank)
 
     # What `failures` asks of a group.
 

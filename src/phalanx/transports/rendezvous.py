@@ -129,7 +129,7 @@ class _Meeting:
         self.began_ns = time.monotonic_ns()
         self._keys: set[str] = set()
         self.venue = Venue(scope, info.name)
-        self._exchange = Exchange(store, info, timeout, lambda: self._lookout.check_alive())
+        self._exchange = Exchange(store, info, timeout, lambda: self._lookout.explain_failed_store())
         self._lookout = Lookout(self._exchange, info, self.venue, known)
         self._process = (own_identity(), process_namespace())
         # Of the meeting that this rank comes to.
@@ -150,8 +150,7 @@ class _Meeting:
                 self._lookout.expect(self._number, given_up)
                 self._choose(self._number + 1)
             self._exchange.set(key.name, str(self._number))
-        place = self.venue.place(self._info.members)
-        tell.coming(self._info, place, self._number, self._timeout)
+        tell.coming(self._info, self.venue.of(self._info.members), self._number, self._timeout)
         if given_up:
             raise self._lookout.told_by(given_up)
         self._tell_what_is_made()

@@ -15,6 +15,7 @@ from phalanx.transports.signatures import (
     describe_call,
     describe_dtype,
     describe_shape,
+    device_name,
     dtype_of,
     dtype_width,
     place_of,
@@ -74,12 +75,16 @@ def describe_mismatch(
         lines = _splits(info, failure.splits, calls)
         lines += describe_refusals(info, refusals)
         return Report("SPLITS", "about the sizes they exchange", lines + _last_completed(info, completed), refusals)
+    if failure.sizes_differ:
+        lines = [line for rank in sorted(calls) for line in _side(info, _Side([rank], [calls[rank]]), "", shape=True)]
+        return Report("SPLITS", "about the sizes they exchange", lines + _last_completed(info, completed), refusals)
     # Records do not have all that is compared at the full level.
     full = full and not recorded
     seq, calls = _first_known(failure, calls, recorded or {}, full)
     sides = _sides(calls, full)
     code, field, about = _first_difference([side.calls[0] for side in sides], full)
-    lines = [f"{_INDENT}the group has {info.describe(*range(info.size))}"]
+    carried_out = f"; {info.engine} carries out its calls" if info.engine else ""
+    lines = [f"{_INDENT}the group has {info.describe(*range(info.size))}{carried_out}"]
     is_known = len(sides) > 1
     if not is_known and failure.seq > failure.agreed + 1:
         about = f"a call from seq {failure.agreed + 1} to seq {failure.seq}"
@@ -251,7 +256,7 @@ def _splits(info: GroupInfo, splits: _native.Splits, calls: Mapping[int, _native
 
 def _key(call: _native.MadeCall, full: bool) -> tuple[Any, ...]:
     """What must be equal."""
-    key = tuple(value_of(call, field) for field in ("op", "reduce_op", "root", "dtype", "count", "layout"))
+    key = tuple(value_of(call, field) for field in ("op", "reduce_op", "root", "device", "dtype", "count", "layout"))
     shape = call.description.shape
     return (*key, None if shape.may_differ else shape, call.result) if full else key
 
@@ -283,6 +288,8 @@ def _value(call: _native.MadeCall, field: str) -> str:
         return REDUCE_OP_NAMES[description.reduce_op] if description.reduce_op >= 0 else "no reduce op"
     if field == "root":
         return f"root {description.root}"
+    if field == "device":
+        return device_name(description)
     if field == "dtype":
         return describe_dtype(description)
     if field == "count":

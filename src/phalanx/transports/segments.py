@@ -105,7 +105,7 @@ def _tuning(hellos: Sequence[Hello], only_posts: bool) -> _native.Tuning:
     quotas = [hello.quota for hello in hellos if hello.quota]
     tuning = _native.tuning_for(len(hellos), min([cpus, *quotas]))
     # All ranks compare at the strictest level that any of them asks for.
-    tuning.level = max(hello.check for hello in hellos)
+    tuning.level = max(hello.level for hello in hellos)
     tuning.only_posts = only_posts
     return tuning
 

@@ -16,6 +16,7 @@ __all__ = [
     "describe_call",
     "describe_dtype",
     "describe_shape",
+    "device_name",
     "dtype_code",
     "dtype_of",
     "dtype_width",
@@ -27,6 +28,7 @@ __all__ = [
 _CODES: dict[torch.dtype | None, int] = {None: 0} | DTYPE_CODES
 _OTHER_DTYPE = _native.OTHER_DTYPE
 _NO_DTYPE_NAME = "bytes"
+_USUAL_DEVICES = (0, _native.DEVICES.index("cpu"))
 
 
 def dtype_code(dtype: torch.dtype | None) -> int:
@@ -67,6 +69,16 @@ def describe_shape(shape: _native.Shape) -> str:
     return describe_sizes(shape.sizes, shape.num, listed=shape.listed)
 
 
+def describe_device(description: _native.Description) -> str:
+    """On which kind of device the tensors are, where that is worth a word."""
+    return "" if description.device in _USUAL_DEVICES else f" on {device_name(description)}"
+
+
+def device_name(description: _native.Description) -> str:
+    number = description.device
+    return (_native.DEVICES[number] or "no device") if number < len(_native.DEVICES) else "another device"
+
+
 def describe_call(description: _native.Description, *, shape: bool = False) -> str:
     parts = []
     if description.reduce_op != NO_REDUCE_OP:
@@ -75,7 +87,7 @@ def describe_call(description: _native.Description, *, shape: bool = False) -> s
         parts.append(f"root {description.root}")
     if description.op != "barrier":
         count = elements(description.count) if description.count >= 0 else "elements"
-        parts.append(f"{count} of {describe_dtype(description)}")
+        parts.append(f"{count} of {describe_dtype(description)}{describe_device(description)}")
     sizes = description.shape
     if sizes.num and (shape or (sizes.listed and description.layout)):
         parts.append(describe_shape(sizes))
@@ -97,6 +109,7 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("OP", "op", "the op"),
     ("REDUCE_OP", "reduce_op", "the reduce op"),
     ("ROOT", "root", "the root"),
+    ("DEVICE", "device", "the device type"),
     ("DTYPE", "dtype", "the dtype"),
     ("COUNT", "count", "the number of elements"),
     ("SHAPE", "layout", "how the elements are divided between tensors"),

@@ -11,10 +11,19 @@ from typing import Any
 from torch._C._distributed_c10d import ProcessGroup, _register_process_group, _unregister_process_group
 from torch.distributed import GroupMember, Store, distributed_c10d
 
-__all__ = ["members_of", "replace", "store_of", "timeout_of", "wrap_making"]
+__all__ = ["has_plain_groups", "members_of", "replace", "store_of", "timeout_of", "wrap_making"]
 
 _HELPER = "_new_process_group_helper"
-_TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "pg_coalesce_state")
+_TABLES = (
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "pg_to_tag",
+    "pg_coalesce_state",
+    # Since torch 2.15: what keeps a recorder on the group, whose hooks are on the plain one.
+    "pg_flight_recorder_hooks",
+)
 
 
 def wrap_making(wrap: Callable[[ProcessGroup, Store, timedelta | None, list[int]], ProcessGroup]) -> None:
@@ -61,6 +70,11 @@ def replace(old: ProcessGroup, new: ProcessGroup) -> None:
     if registered is not None:
         _unregister_process_group(registered)
         _register_process_group(registered, new)
+
+
+def has_plain_groups() -> bool:
+    """Whether torch knows groups whose calls its own class carries out."""
+    return any(type(group) is ProcessGroup for group in list(distributed_c10d._world.pg_map))
 
 
 def store_of(group: ProcessGroup) -> Store | None:

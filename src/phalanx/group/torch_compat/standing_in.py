@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
+from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup
 from torch.distributed import Work as TorchWork
 
@@ -19,6 +20,8 @@ __all__ = ["StandIn", "StandInWork", "backends_of", "devices_of", "end_coalescin
 
 # The names of the class that identify the object that torch holds.
 _OWN = {"boxed", "unbox"}
+# torch's own hooks, as far as this version has them. In C++ they would look for calls at the stand-in.
+_HOOKS = ("FlightRecorderHook", "HealthCheckHook", "NanCheckHook")
 # Names by which C++ asks a group that is written in Python, and those under which Python knows them.
 _ASKED_BY_CPP = {"getBackendName": "name", "getGroupName": "group_name", "getGroupDesc": "group_desc"}
 
@@ -34,6 +37,7 @@ class StandIn(ProcessGroup):
 
     @classmethod
     def around(cls, plain: ProcessGroup) -> Self:
+        _attach_hooks_to_plain_groups()
         self = cls.__new__(cls)
         ProcessGroup.__init__(self, plain.rank(), plain.size())  # type: ignore[call-arg]
         self.plain = plain
@@ -71,7 +75,7 @@ class StandInWork(TorchWork):
     """The Work of an engine in a class of ours. `engines` is the engine's own."""
 
     def __init__(self, engines: TorchWork) -> None:
-        super().__init__()
+        TorchWork.__init__(self)
         self.engines: Any = engines
 
     def get_future_result(self) -> Any:
@@ -125,7 +129,22 @@ def _passed_on(name: str, asked: str) -> Callable[..., Any]:
 
     method.__name__ = name
     method.__qualname__ = f"{StandIn.__name__}.{name}"
-    return method
+    return not_traced(method)
+
+
+def _attach_hooks_to_plain_groups() -> None:
+    for name in _HOOKS:
+        hook = getattr(_distributed_c10d, name, None)
+        if hook is not None and not hasattr(hook, "attach_to_plain"):
+            hook.attach_to_plain = hook.attach
+            hook.attach = staticmethod(_attaching(hook.attach))
+
+
+def _attaching(attach: Callable[..., Any]) -> Callable[..., Any]:
+    def attach_to_plain(pg: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        return attach(pg.plain if isinstance(pg, StandIn) else pg, *args, **kwargs)
+
+    return attach_to_plain
 
 
 def _shared(name: str) -> property:
@@ -135,7 +154,7 @@ def _shared(name: str) -> property:
     def assign(self: StandIn, value: Any) -> None:
         setattr(self.plain, name, value)
 
-    return property(get, assign)
+    return property(not_traced(get), not_traced(assign))
 
 
 def _pass_on_everything() -> None:

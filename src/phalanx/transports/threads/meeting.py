@@ -65,9 +65,12 @@ class Meeting:
 
     def fail_without(self, owner: int, run_size: int, *, dead: bool, status: int, words: str) -> None:
         """A rank of the run has ended: if the group needs it, and it has not come, nobody can join."""
+        if len(self.owners) == self._info.size:
+            # All have come. Every rank of a large world ends, so this is the quick way out.
+            return
         missing = self.missing()
         members = self._info.global_ranks or (range(run_size) if self._info.size == run_size else ())
-        if missing and owner in members and owner not in self.owners.values():
+        if owner in members and owner not in self.owners.values():
             rank = list(members).index(owner)
             self._absent = self._absent or _Absent(rank if rank in missing else missing[0], dead, status, words)
             self._end(_native.FAILED)

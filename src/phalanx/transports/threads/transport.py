@@ -90,7 +90,6 @@ class ThreadsTransport(BaseTransport):
         return self.hub.agreement.testimonies()
 
     def whereabouts(self) -> list[str]:
-        """Lines that say where the ranks were that did not come to a call whose time was up."""
         return self.hub.whereabouts
 
     def refusals(self, rank: int) -> list[str]:
@@ -100,7 +99,6 @@ class ThreadsTransport(BaseTransport):
         return self.hub.agreement.last_words(rank)
 
     def lost(self, peer: int) -> list[str]:
-        """Lines that say what a rank did last."""
         calls = self._run().last_calls(self._owner_of(peer))
         return (
             [f"  the last calls of {self._info.describe(peer)}:", *(f"    {line}" for line in calls)] if calls else []
