@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated:Future
 _NUM_PROGRAMS = 25
 _NUM_ON_PLAIN_GLOO = 5
 _TIMEOUT = timedelta(seconds=guarded_gloo.TIMEOUT)
-# Gloo wants lists of equal sizes, has no int16, and its reduce also writes to the tensors of ranks that are not the root.
+# Gloo wants lists of equal sizes, has no int16, and its reduce also writes to the tensors of the other ranks.
 _LEFT_OUT = ("all_gather_uneven", "reduce_scatter", "all_to_all", "reduce")
 _GLOO = Abilities(
     most_ranks=3,

@@ -163,9 +163,12 @@ class JoinedAgreement {
     check_rank(*member_, peer);
     if (forked()) return;
     const WithoutGil without;
-    Failure failure = member_->end_of(peer, {call, seq, nullptr});
-    copy_text(failure.where, agreement_->place_of(call, seq));
-    agreement_->fail(failure, Clock::now());
+    // What it had posted may say why: an engine may end a process where the ranks disagree.
+    if (!agreement_->compare()) {
+      Failure failure = member_->end_of(peer, {call, seq, nullptr});
+      copy_text(failure.where, agreement_->place_of(call, seq));
+      agreement_->fail(failure, Clock::now());
+    }
     progress().wake(true);
   }
   // This rank gives up waiting in a call for these ranks.

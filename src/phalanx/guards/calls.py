@@ -35,6 +35,7 @@ __all__ = ["GuardedCalls", "UnderWay"]
 
 _Description = _native.Description
 _ASYNC = _native.ASYNC
+_MESSAGES = ("send", "recv", "recv_anysource")
 # Devices whose calls end where the host waits for them; 0: a call without tensors.
 _HOST = (0, _native.DEVICES.index("cpu"))
 # Seconds that an error of the engine waits for news of its cause: a peer's end, or a report that is on its way.
@@ -69,8 +70,6 @@ class GuardedCalls:
         self.timeout = timeout
         # Set by `begin`, before the first call.
         self.posted: PostedCalls
-        # torch's methods for calls, guarded.
-        self.methods: dict[str, Callable[..., Any]] = {}
         # Newest last. A work that the program drops is the engine's own business.
         self.under_way: deque[weakref.ref[GuardedWork]] = deque(maxlen=_MOST_KEPT)
         # By the system's number of a thread: the fields of the `UnderWay` that the program waits for.
@@ -80,13 +79,11 @@ class GuardedCalls:
         # The works of calls that are being coalesced.
         self._coalesced: list[GuardedWork] | None = None
 
-    def begin(self, posted: PostedCalls) -> None:
-        """The ranks have met."""
+    def begin(self, posted: PostedCalls) -> dict[str, Callable[..., Any]]:
+        """The ranks have met. Returns torch's methods for calls, guarded: they refer to this object, so the group has them."""
         self.posted = posted
         self._finish = posted.native.finish
-        self.methods = {
-            name: self._guarded(name, front) for name, front in METHODS.items() if hasattr(self.group, name)
-        }
+        return {name: self._guarded(name, front) for name, front in METHODS.items() if hasattr(self.group, name)}
 
     # Making calls.
 
@@ -97,6 +94,8 @@ class GuardedCalls:
         begin, finish = self.posted.native.begin, self.posted.native.finish
         # The sender of a receive from anybody is not known yet: the call is posted when it is.
         is_posted_late = front == "recv_anysource"
+        # torch's options say which collectives it waits for at once; messages have none.
+        is_message = front in _MESSAGES
         waits = self.waits
 
         def make(*args: Any, **kwargs: Any) -> Any:
@@ -113,7 +112,8 @@ class GuardedCalls:
             engines = None
             try:
                 engines = carry_out(*args, **kwargs)
-                if call.flags & _ASYNC or call.device not in _HOST or engines is None or self._coalesced is not None:
+                is_async = is_message or call.flags & _ASYNC or call.device not in _HOST
+                if is_async or engines is None or self._coalesced is not None:
                     return self._hand_out(call, seq, engines)
                 thread = get_native_id()
                 waits[thread] = call, seq, engines, monotonic()

@@ -87,7 +87,7 @@ def _guard(
         own_store.set(f"calls/{info.rank}", str(num_calls(group)))
     try:
         patience, engine = min(seconds, _PATIENCE), calls.engine
-        calls.begin(
+        methods = calls.begin(
             posting.join(
                 own_store, info, patience, calls.on_failure, engine=engine.name, matches_tags=engine.matches_tags
             )
@@ -103,7 +103,7 @@ def _guard(
     def guard_made(other: ProcessGroup) -> ProcessGroup:
         return _guard(other, other.get_group_store(), timeout_of(other), members_of(other))
 
-    return GuardedGroup.of(calls, guard_made)
+    return GuardedGroup.of(calls, methods, guard_made)
 
 
 def _name_of(group: ProcessGroup) -> str:

@@ -135,9 +135,7 @@ class PostedCalls:
 
     def fail_by_end(self, peer: int, call: _native.Description, seq: int) -> None:
         """This rank waits in a call for a rank that is gone."""
-        # What it had posted may say why: an engine may end a process where the ranks disagree.
-        if not self._agreement.compare():
-            self._agreement.fail_by_end(peer, call, seq)
+        self._agreement.fail_by_end(peer, call, seq)
 
     def fail_by_timeout(self, missing: Sequence[int], call: _native.Description, seq: int) -> None:
         """This rank gives up waiting in a call for these ranks."""
