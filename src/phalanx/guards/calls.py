@@ -80,7 +80,7 @@ class GuardedCalls:
         self._coalesced: list[GuardedWork] | None = None
 
     def begin(self, posted: PostedCalls) -> dict[str, Callable[..., Any]]:
-        """The ranks have met. Returns torch's methods for calls, guarded: they refer to this object, so the group has them."""
+        """The ranks have met. Returns torch's methods for calls, guarded; the group keeps them: they refer to this."""
         self.posted = posted
         self._finish = posted.native.finish
         return {name: self._guarded(name, front) for name, front in METHODS.items() if hasattr(self.group, name)}
@@ -106,9 +106,9 @@ class GuardedCalls:
                 call = describe_elsewhere(read, args, kwargs) or describe_roughly(name, args, kwargs)
             if is_posted_late:
                 seq = 0
-            elif not (seq := begin(call)):
+            elif (seq := begin(call)) <= 0:
                 # Where this rank was the last to come, it has found the difference: the engine must not begin the call.
-                raise self.explain(call.op, self.posted.seq)
+                raise self.explain(call.op, -seq)
             engines = None
             try:
                 engines = carry_out(*args, **kwargs)
@@ -145,8 +145,8 @@ class GuardedCalls:
         """Gloo's own barrier, which waits by itself."""
         call = _Description("barrier")
         seq = self.posted.native.begin(call)
-        if not seq:
-            raise self.explain(call.op, self.posted.seq)
+        if seq <= 0:
+            raise self.explain(call.op, -seq)
         try:
             self.group.monitored_barrier(*args, **kwargs)
         except Exception as error:
@@ -270,7 +270,8 @@ class GuardedCalls:
     def _look_for_cause(self, call: _native.Description, seq: int, error: Exception, was_made: bool) -> None:
         """News may take longer than a connection that closes."""
         text = str(error).lower()
-        is_late = "timed out" in text or "timeout" in text
+        # Not torch's list of the arguments that a method takes, of which a timeout may be one.
+        is_late = isinstance(error, RuntimeError) and ("timed out" in text or "timeout" in text)
         is_broken_link = not is_late and any(word in text for word in ("connection", "peer", "socket", "read error"))
         # What an engine, or a hook of torch's, says of the arguments is its own, even if a peer has left meanwhile.
         if not was_made and not is_late and not is_broken_link:
