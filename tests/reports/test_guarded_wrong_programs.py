@@ -29,6 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated:Future
 # made. These are the reports then; a rank whose call was refused may raise Gloo's own error instead.
 _REFUSED_BY_GLOO = {
     "an_invalid_call": r"\[MISMATCH:COUNT\] all_gather, seq 1, .*rank 2: all_gather\(elements of float32\)  <--",
+    "another_dtype_to_exchange": r"\[MISMATCH:DTYPE\] all_to_all, seq 1, .*rank 0: .* of int16\)  <-- int16",
     "another_list_to_gather_on_all": r"\[MISMATCH:SHAPE\] all_gather, seq 1, .*sizes 2, 1, 3\)  <-- sizes 2, 1, 3",
     "a_refused_call_and_another_one": r"\[MISMATCH:COUNT\] all_gather, seq 2, .*rank 1: all_gather\(.*  <--",
     "calls_that_most_ranks_refused": r"\[(MISMATCH:COUNT|PEER_LOST)\] all_reduce, seq 1, .*rank 1",
