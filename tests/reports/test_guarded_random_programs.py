@@ -8,7 +8,7 @@ from datetime import timedelta
 import guarded_gloo
 import hypothesis
 import pytest
-from examples import examples, programs
+from examples import FACTOR, examples, programs
 from random_programs import Abilities, Program
 from random_steps import COLLECTIVES, MESSAGES, OBJECTS
 from telling import Running, Start
@@ -62,5 +62,8 @@ def test_right_programs_on_guarded_gloo() -> None:
         _run(program, guarded_gloo.guarded)
 
     run()
+    if FACTOR > 1:
+        # Others each time.
+        return
     missing = [one for one in (*OBJECTS[:1], *MESSAGES, "all_reduce", "asynchronous", "groups") if not seen[one]]
     assert not missing, f"never drawn: {missing}"
