@@ -7,6 +7,7 @@ engine's.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections import deque
@@ -70,6 +71,7 @@ class GuardedCalls:
         self.timeout = timeout
         # Set by `begin`, before the first call.
         self.posted: PostedCalls
+        self._has_begun = threading.Event()
         # Newest last. A work that the program drops is the engine's own business.
         self.under_way: deque[weakref.ref[GuardedWork]] = deque(maxlen=_MOST_KEPT)
         # By the system's number of a thread: the fields of the `UnderWay` that the program waits for.
@@ -83,6 +85,7 @@ class GuardedCalls:
         """The ranks have met. Returns torch's methods for calls, guarded; the group keeps them: they refer to this."""
         self.posted = posted
         self._finish = posted.native.finish
+        self._has_begun.set()
         return {name: self._guarded(name, front) for name, front in METHODS.items() if hasattr(self.group, name)}
 
     # Making calls.
@@ -249,6 +252,9 @@ class GuardedCalls:
     def on_failure(self) -> None:
         """In a thread of ours, on every rank, once the group has failed."""
         self.problem = self.engine.interrupt()
+        # The others may fail while this rank is about to begin.
+        if not self._has_begun.wait(_FOR_REPORT):
+            return
         failure = self.posted.failure()
         error = self.posted.explain(failure.call.op, failure.seq, self.timeout)
         tell.failed(error)
