@@ -633,7 +633,7 @@ class Agreement:
     @overload
     def begin(self, call: Description) -> int:
         """
-        Posts a call that is about to be made. 0: the group is broken or left, and the call must not be made.
+        Posts a call that is about to be made. 0: the group was broken or left before, and nothing is posted. Below 0: minus its number; the ranks differ. In both cases the call must not be made.
         """
 
     def finish(self, call: Description, seq: int) -> bool:

@@ -32,7 +32,7 @@ def _init(here: Here, name: str = NAME, timeout: float = 600) -> DeviceEngine:
 
 def _sum(count: int = 4) -> dist.Work:
     """Enqueued, and waited for as a stream does: at once."""
-    work = dist.all_reduce(device_tensor(count), async_op=True)
+    work: dist.Work | None = dist.all_reduce(device_tensor(count), async_op=True)
     assert work is not None
     return work
 

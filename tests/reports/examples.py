@@ -11,7 +11,7 @@ import hypothesis
 import hypothesis.strategies as st
 from random_programs import Abilities, Program, draw_program
 
-__all__ = ["NUMBERS", "SEEDS", "examples", "programs"]
+__all__ = ["FACTOR", "NUMBERS", "SEEDS", "examples", "programs"]
 
 # How many times as many as in `make test`; tests/soak/run.py sets it, and the seed of Hypothesis.
 FACTOR = int(os.environ.get("PHALANX_RANDOM_PROGRAMS", "1"))

@@ -8,7 +8,7 @@ from datetime import timedelta
 import guarded_gloo
 import hypothesis
 import pytest
-from examples import examples, programs
+from examples import FACTOR, examples, programs
 from random_programs import Abilities, Program
 from random_steps import COLLECTIVES, MESSAGES, OBJECTS
 from telling import Running, Start
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated:Future
 _NUM_PROGRAMS = 25
 _NUM_ON_PLAIN_GLOO = 5
 _TIMEOUT = timedelta(seconds=guarded_gloo.TIMEOUT)
-# Gloo wants lists of equal sizes, has no int16, and its reduce also writes to the tensors of ranks that are not the root.
+# Gloo wants lists of equal sizes, has no int16, and its reduce also writes to the tensors of the other ranks.
 _LEFT_OUT = ("all_gather_uneven", "reduce_scatter", "all_to_all", "reduce")
 _GLOO = Abilities(
     most_ranks=3,
@@ -62,5 +62,8 @@ def test_right_programs_on_guarded_gloo() -> None:
         _run(program, guarded_gloo.guarded)
 
     run()
+    if FACTOR > 1:
+        # Others each time.
+        return
     missing = [one for one in (*OBJECTS[:1], *MESSAGES, "all_reduce", "asynchronous", "groups") if not seen[one]]
     assert not missing, f"never drawn: {missing}"

@@ -29,31 +29,34 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated:Future
 # made. These are the reports then; a rank whose call was refused may raise Gloo's own error instead.
 _REFUSED_BY_GLOO = {
     "an_invalid_call": r"\[MISMATCH:COUNT\] all_gather, seq 1, .*rank 2: all_gather\(elements of float32\)  <--",
+    "another_dtype_to_exchange": r"\[MISMATCH:DTYPE\] all_to_all, seq 1, .*rank 0: .* of int16\)  <-- int16",
     "another_list_to_gather_on_all": r"\[MISMATCH:SHAPE\] all_gather, seq 1, .*sizes 2, 1, 3\)  <-- sizes 2, 1, 3",
     "a_refused_call_and_another_one": r"\[MISMATCH:COUNT\] all_gather, seq 2, .*rank 1: all_gather\(.*  <--",
-    "calls_that_most_ranks_refused": r"\[MISMATCH:COUNT\] all_reduce, seq 1, .*rank 0: all_reduce\(.*  <-- 2 elements",
+    "calls_that_most_ranks_refused": r"\[(MISMATCH:COUNT|PEER_LOST)\] all_reduce, seq 1, .*ranks? 1",
     "a_refused_call_and_an_early_return": r"\[MISMATCH:ROOT\] broadcast, seq 1, .*rank 1: .*  <-- root 7",
     "a_refused_call_and_a_group_that_is_destroyed": r"\[MISMATCH:COUNT\] reduce_scatter, .*rank 1: .*\(SUM, elements",
     "a_refused_call_and_another_exception": r"\[MISMATCH:REDUCE_OP\] all_reduce, seq 1, .*rank 1: .*  <-- BAND",
     "a_refused_call_within_a_smaller_group": r"\[MISMATCH:ROOT\] broadcast, .*group 'columns', .*rank 1: .*<-- root 3",
     "a_refused_send_and_another_one": r"\[PEER_LOST\] recv, seq 1, .*rank 1 left the group",
-    "a_refused_receive_and_an_early_return": r"\[MISMATCH:TAG\] send, seq 1, .*rank 1: recv\(.*, tag 0\)  <-- tag 0",
+    "a_refused_receive_and_an_early_return": r"\[PEER_LOST\] send, seq 1, .*rank 1: RuntimeError: Tag must be",
     "a_refused_call_that_went_on": r"\[MISMATCH:REDUCE_OP\] all_reduce, seq 1, .*rank 1: .*  <-- BAND",
 }
+# Splits are compared by what they add up to. So the report shows those of all ranks, and not the two that do not fit.
+_SPLITS = {
+    "splits_that_do_not_fit": r"\[MISMATCH:SPLITS\] all_to_all, seq 1, .*rank 1: all_to_all\(.*, sizes 1, 2, 2\)",
+    "lists_that_do_not_fit": r"\[MISMATCH:SPLITS\] all_to_all, seq 1, .*rank 2: all_to_all\(.*, sizes 4, 2, 2\)",
+    "splits_within_a_smaller_group": r"\[MISMATCH:SPLITS\] all_to_all, seq 1, group 'columns', .*, sizes 1, 2\)",
+}
+_OTHER_REPORTS = _REFUSED_BY_GLOO | _SPLITS
 # Programs that are not run, and why.
 _LEFT_OUT = {
     "a_sender_that_is_ahead": "Gloo's send waits for the receive: the ranks wait for each other",
     "a_sender_that_is_ahead_and_meets_the_others": "Gloo's send waits for the receive: the ranks wait for each other",
     "a_message_from_anybody": "the sender is known when Gloo has received; Gloo ends the process before",
-    "splits_that_do_not_fit": "splits are not compared yet",
-    "lists_that_do_not_fit": "splits are not compared yet",
-    "splits_within_a_smaller_group": "splits are not compared yet",
     "groups_mixed_up": "who finds a difference raises at once: a rank that makes no further call is lost to the others",
 }
 # Gloo may not have ended the call before the wrong one when the difference is found.
 _UNFINISHED = {"an_asynchronous_call", "another_way_back"}
-# Lines that a report about another engine's calls does not have yet: the last calls of a rank that is gone.
-_LAST_CALLS = re.compile(r"  the last calls of |    .*\((completed|failed|started|scheduled)\)$")
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +80,7 @@ def _run(wrong: Wrong, folder: Path) -> telling.Outcome:
 
 def _with_same_reports() -> Iterator[Wrong]:
     for one in PROGRAMS:
-        if one.processes and one.name not in _LEFT_OUT and one.name not in _REFUSED_BY_GLOO:
+        if one.processes and one.name not in _LEFT_OUT and one.name not in _OTHER_REPORTS:
             yield replace(one, eager=one.eager or one.name in _UNFINISHED)
 
 
@@ -86,26 +89,26 @@ def test_the_report_is_the_same(wrong: Wrong, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PHALANX_CHECK", wrong.level)
     outcome = _run(wrong, tmp_path)
     silent = _ended_by_gloo(outcome)
-    difference = wrong.difference(outcome, processes=True, any_order=True, silent=silent, without=_LAST_CALLS)
+    difference = wrong.difference(outcome, processes=True, any_order=True, silent=silent, engine="gloo")
     assert not difference, f"{difference}\n{outcome.first!r} {getattr(outcome.first, '__notes__', '')}"
 
 
-@pytest.mark.parametrize("wrong", [_param(wrong) for wrong in PROGRAMS if wrong.name in _REFUSED_BY_GLOO])
-def test_a_call_that_gloo_refuses(wrong: Wrong, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wrong", [_param(wrong) for wrong in PROGRAMS if wrong.name in _OTHER_REPORTS])
+def test_another_report(wrong: Wrong, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHALANX_CHECK", wrong.level)
     reports = 0
     for one in _run(wrong, tmp_path).raised.values():
         if not isinstance(one.error, phalanx.PhalanxError):
-            assert type(one.error) in (RuntimeError, NotImplementedError), one.text
+            assert type(one.error) in (RuntimeError, NotImplementedError, TypeError), one.text
             continue
         reports += 1
-        assert re.match(_REFUSED_BY_GLOO[wrong.name], one.text, re.DOTALL), one.text
+        assert re.match(_OTHER_REPORTS[wrong.name], one.text, re.DOTALL), one.text
     assert reports > 0
 
 
 def test_the_tables() -> None:
     names = {wrong.name for wrong in PROGRAMS if wrong.processes}
-    assert names >= {*_REFUSED_BY_GLOO, *_LEFT_OUT, *_UNFINISHED}
+    assert names >= {*_OTHER_REPORTS, *_LEFT_OUT, *_UNFINISHED}
     assert len(list(_with_same_reports())) > 50
 
 

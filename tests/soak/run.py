@@ -33,6 +33,8 @@ PARTS = {2: 0.8, 4: 0.2}
 WORLDS_A_SEED = 1_000_000
 # In `make test`; see tests/reports/test_random_programs.py.
 RANDOM_PROGRAMS = 200
+# The same of tests/reports/test_guarded_random_programs.py.
+GUARDED_PROGRAMS = 25
 # The same, of all sizes; see tests/integration/test_waiting_programs.py.
 WAITING_PROGRAMS = 18
 # Seconds that a rank which leaves in order gives its peers for its calls in flight.
@@ -263,11 +265,30 @@ def soak_boxes(keeper: Keeper, options: argparse.Namespace, seed: int, tally: Ta
 
 
 def soak_random(keeper: Keeper, options: argparse.Namespace, seed: int, tally: Tally) -> None:
+    factor = max(1, options.random // RANDOM_PROGRAMS)
+    run_random("random", "test_random_programs.py", "threads", factor, RANDOM_PROGRAMS, options, seed, tally)
+
+
+def soak_guarded(keeper: Keeper, options: argparse.Namespace, seed: int, tally: Tally) -> None:
+    """Programs without a fault, on Gloo."""
+    factor = max(1, options.random // RANDOM_PROGRAMS)
+    run_random("guarded", "test_guarded_random_programs.py", "gloo", factor, GUARDED_PROGRAMS, options, seed, tally)
+
+
+def run_random(
+    name: str,
+    file: str,
+    chosen_tests: str,
+    factor: int,
+    num: int,
+    options: argparse.Namespace,
+    seed: int,
+    tally: Tally,
+) -> None:
     """By pytest and Hypothesis, which makes a program that fails smaller and shows it."""
     notes, start = Notes(), time.monotonic()
-    factor = max(1, options.random // RANDOM_PROGRAMS)
-    tests = ROOT / "tests" / "reports" / "test_random_programs.py"
-    chosen = ["-k", "threads", "--timeout=3600", "-p", "no:cacheprovider", f"--hypothesis-seed={seed}"]
+    tests = ROOT / "tests" / "reports" / file
+    chosen = ["-k", chosen_tests, "--timeout=3600", "-p", "no:cacheprovider", f"--hypothesis-seed={seed}"]
     program = [sys.executable, "-m", "pytest", "-v", *chosen, str(tests)]
     environment = os.environ | {"PHALANX_RANDOM_PROGRAMS": str(factor)}
     lines: list[str] = []
@@ -277,17 +298,18 @@ def soak_random(keeper: Keeper, options: argparse.Namespace, seed: int, tally: T
             lines.append(line.rstrip())
             done = re.search(r"::(\S.*) (PASSED|FAILED) +\[ *(\d+)%\]", line)
             if done:
-                notes.say(f"random programs: {done[3]}% of the tests, {done[1]} {done[2].lower()}")
+                notes.say(f"{name} programs: {done[3]}% of the tests, {done[1]} {done[2].lower()}")
     verdict = "FAILED" if run.returncode else "ok"
     tally.lines.append(
-        f"random: {factor * RANDOM_PROGRAMS:,} programs without a fault, others with, "
+        f"{name}: {factor * num:,} programs without a fault"
+        f"{', others with,' if name == 'random' else ''} "
         f"in {time.monotonic() - start:.0f} s, {verdict}"
     )
     if run.returncode:
         tally.failures += 1
         outcome = {"problems": [line for line in lines if line.startswith("FAILED")], "detail": "\n".join(lines)}
-        arguments = ["--only", "random", "--seed", str(seed), "--random", str(options.random)]
-        report(notes, "random programs", outcome, arguments, options)
+        arguments = ["--only", name, "--seed", str(seed), "--random", str(options.random)]
+        report(notes, f"{name} programs", outcome, arguments, options)
 
 
 def soak_waiting(keeper: Keeper, options: argparse.Namespace, seed: int, tally: Tally) -> None:
@@ -329,6 +351,7 @@ PARTS_OF_A_RUN = {
     "mixed": soak_mixed,
     "aliasing": soak_aliasing,
     "random": soak_random,
+    "guarded": soak_guarded,
     "waiting": soak_waiting,
     "boxes": soak_boxes,
 }

@@ -164,10 +164,11 @@ class JoinedAgreement {
     if (forked()) return;
     const WithoutGil without;
     // What it had posted may say why: an engine may end a process where the ranks disagree.
-    agreement_->compare();
-    Failure failure = member_->end_of(peer, {call, seq, nullptr});
-    copy_text(failure.where, agreement_->place_of(call, seq));
-    agreement_->fail(failure, Clock::now());
+    if (!agreement_->compare()) {
+      Failure failure = member_->end_of(peer, {call, seq, nullptr});
+      copy_text(failure.where, agreement_->place_of(call, seq));
+      agreement_->fail(failure, Clock::now());
+    }
     progress().wake(true);
   }
   // This rank gives up waiting in a call for these ranks.
@@ -200,12 +201,12 @@ class JoinedAgreement {
   }
   // The same, for a call that is about to be made. 0: the group is broken, known by now or before, or this rank is in
   // it no more, and the call must not be made.
-  std::uint64_t begin(const Description& call, std::uint64_t balance = 0) {
+  std::int64_t begin(const Description& call, std::uint64_t balance = 0) {
     if (forked() || member_->has_left() || is_broken()) return 0;
     const std::uint64_t seq = post(call, 0, balance);
-    if (!agreement_->has_found()) return seq;
+    if (!agreement_->has_found()) return static_cast<std::int64_t>(seq);
     records_.end(call, seq, false);
-    return 0;
+    return -static_cast<std::int64_t>(seq);
   }
   // The engine has ended the call well. Returns whether the group is broken.
   bool finish(const Description& call, std::uint64_t seq) {
@@ -309,7 +310,9 @@ void bind_agreement(nb::module_& module) {
           "call"_a)
       .def(
           "begin", [](JoinedAgreement& self, const Description& call) { return self.begin(call); }, "call"_a,
-          "Posts a call that is about to be made. 0: the group is broken or left, and the call must not be made.")
+          "Posts a call that is about to be made. 0: the group was broken or left before, and nothing is posted. Below "
+          "0: "
+          "minus its number; the ranks differ. In both cases the call must not be made.")
       .def("finish", &JoinedAgreement::finish, "call"_a, "seq"_a,
            "The engine has ended the call well. Returns whether the group is broken.")
       .def("end", &JoinedAgreement::end, "call"_a, "seq"_a, "well"_a, "For reports and records: the call has ended.")

@@ -7,6 +7,7 @@ engine's.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections import deque
@@ -36,6 +37,7 @@ __all__ = ["GuardedCalls", "UnderWay"]
 
 _Description = _native.Description
 _ASYNC = _native.ASYNC
+_MESSAGES = ("send", "recv", "recv_anysource")
 # Devices whose calls end where the host waits for them; 0: a call without tensors.
 _HOST = (0, _native.DEVICES.index("cpu"))
 # Seconds that an error of the engine waits for news of its cause: a peer's end, or a report that is on its way.
@@ -70,6 +72,7 @@ class GuardedCalls:
         self.timeout = timeout
         # Set by `begin`, before the first call.
         self.posted: PostedCalls
+        self._has_begun = threading.Event()
         # Newest last. A work that the program drops is the engine's own business.
         self.under_way: deque[weakref.ref[GuardedWork]] = deque(maxlen=_MOST_KEPT)
         # By the system's number of a thread: the fields of the `UnderWay` that the program waits for.
@@ -81,14 +84,15 @@ class GuardedCalls:
         # The works of calls that are being coalesced.
         self._coalesced: list[GuardedWork] | None = None
 
-    def begin(self, posted: PostedCalls, ranks: list[int]) -> None:
-        """The ranks have met: those of the group, or those of them on this host. They are these ranks of the group."""
+    def begin(self, posted: PostedCalls, ranks: list[int]) -> dict[str, Callable[..., Any]]:
+        """The ranks have met: those of the group, or those of them on this host. They are these ranks of the group.
+
+        Returns torch's methods for calls, guarded. The group keeps them: they refer to this.
+        """
         self.posted = posted
         self._near = None if len(ranks) == self.info.size else {rank: near for near, rank in enumerate(ranks)}
         self._finish = posted.native.finish
-
-    def methods(self) -> dict[str, Callable[..., Any]]:
-        """torch's methods for calls, guarded. Whoever has them keeps this object, which does not keep them."""
+        self._has_begun.set()
         return {name: self._guarded(name, front) for name, front in METHODS.items() if hasattr(self.group, name)}
 
     # Making calls.
@@ -100,6 +104,8 @@ class GuardedCalls:
         begin, finish = self.posted.native.begin, self.posted.native.finish
         # The sender of a receive from anybody is not known yet: the call is posted when it is.
         is_posted_late = front == "recv_anysource"
+        # torch's options say which collectives it waits for at once; messages have none.
+        is_message = front in _MESSAGES
         waits = self.waits
 
         def make(*args: Any, **kwargs: Any) -> Any:
@@ -115,13 +121,14 @@ class GuardedCalls:
                 call = call.with_peer(self._near[call.peer])
             if is_posted_late:
                 seq = 0
-            elif not (seq := begin(call)):
+            elif (seq := begin(call)) <= 0:
                 # Where this rank was the last to come, it has found the difference: the engine must not begin the call.
-                raise self.explain(call.op, self.posted.seq)
+                raise self.explain(call.op, -seq)
             engines = None
             try:
                 engines = carry_out(*args, **kwargs)
-                if call.flags & _ASYNC or call.device not in _HOST or engines is None or self._coalesced is not None:
+                is_async = is_message or call.flags & _ASYNC or call.device not in _HOST
+                if is_async or engines is None or self._coalesced is not None:
                     return self._hand_out(call, seq, engines)
                 thread = get_native_id()
                 waits[thread] = call, seq, engines, monotonic()
@@ -153,8 +160,8 @@ class GuardedCalls:
         """Gloo's own barrier, which waits by itself."""
         call = _Description("barrier")
         seq = self.posted.native.begin(call)
-        if not seq:
-            raise self.explain(call.op, self.posted.seq)
+        if seq <= 0:
+            raise self.explain(call.op, -seq)
         try:
             self.group.monitored_barrier(*args, **kwargs)
         except Exception as error:
@@ -259,6 +266,9 @@ class GuardedCalls:
     def on_failure(self) -> None:
         """In a thread of ours, on every rank, once the group has failed."""
         self.problem = self.engine.interrupt()
+        # The others may fail while this rank is about to begin.
+        if not self._has_begun.wait(_FOR_REPORT):
+            return
         failure = self.posted.failure()
         error = self.posted.explain(failure.call.op, failure.seq, self.timeout)
         tell.failed(error)
@@ -280,7 +290,8 @@ class GuardedCalls:
     def _look_for_cause(self, call: _native.Description, seq: int, error: Exception, was_made: bool) -> None:
         """News may take longer than a connection that closes."""
         text = str(error).lower()
-        is_late = "timed out" in text or "timeout" in text
+        # Not torch's list of the arguments that a method takes, of which a timeout may be one.
+        is_late = isinstance(error, RuntimeError) and ("timed out" in text or "timeout" in text)
         is_broken_link = not is_late and any(word in text for word in ("connection", "peer", "socket", "read error"))
         # What an engine, or a hook of torch's, says of the arguments is its own, even if a peer has left meanwhile.
         if not was_made and not is_late and not is_broken_link:

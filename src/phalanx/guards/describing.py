@@ -84,6 +84,8 @@ def describe_roughly(method: str, args: tuple[Any, ...], kwargs: dict[str, Any])
         asked = getattr(options, "reduceOp", None)
         reduce_op = ReduceOp.SUM.value if asked is None else reduce_op_of(asked)[0]
     root = getattr(options, "rootRank", kwargs.get("root", NO_ROOT)) if traits.rooted else NO_ROOT
+    # As torch has it where nobody says.
+    flags = _native.ASYNC if getattr(options, "asyncOp", True) else 0
     return _native.Description(op, reduce_op=reduce_op, root=root, count=_ANY_COUNT, flags=flags, **_kind(tensor))
 
 

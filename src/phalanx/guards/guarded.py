@@ -8,7 +8,7 @@ The plain group stays as it is: hooks, profilers, dispatch modes and torch's rec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,12 +33,17 @@ class GuardedGroup(StandIn):
     _guard_made: Callable[[ProcessGroup], ProcessGroup]
 
     @classmethod
-    def of(cls, calls: GuardedCalls, guard_made: Callable[[ProcessGroup], ProcessGroup]) -> GuardedGroup:
+    def of(
+        cls,
+        calls: GuardedCalls,
+        methods: Mapping[str, Callable[..., Any]],
+        guard_made: Callable[[ProcessGroup], ProcessGroup],
+    ) -> GuardedGroup:
         self = cls.around(calls.group)
         self._calls = calls
         self._guard_made = guard_made
         # Callers in Python find them here, without a frame in between; C++ looks in the class.
-        vars(self).update(calls.methods())
+        vars(self).update(methods)
         return self
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:

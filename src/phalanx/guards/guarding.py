@@ -89,7 +89,7 @@ def _guard(
     if was_used:
         own_store.set(f"calls/{info.rank}", str(num_calls(group)))
     try:
-        calls.begin(*_meet(calls, own_store, min(seconds, _PATIENCE)))
+        methods = calls.begin(*_meet(calls, own_store, min(seconds, _PATIENCE)))
     except (PhalanxError, RuntimeError, OSError) as error:
         logger.warning("group %r is not guarded: %s", info.name, error)
         return group
@@ -101,7 +101,7 @@ def _guard(
     def guard_made(other: ProcessGroup) -> ProcessGroup:
         return _guard(other, other.get_group_store(), timeout_of(other), members_of(other))
 
-    return GuardedGroup.of(calls, guard_made)
+    return GuardedGroup.of(calls, methods, guard_made)
 
 
 def _meet(calls: GuardedCalls, store: Store, patience: float) -> tuple[PostedCalls, list[int]]:
