@@ -4,7 +4,7 @@ nothing.
 Guarded and plain groups are in the same processes and run in interleaved blocks. Two plain groups of Gloo differ, too:
 so there are several of each. Each guarded group stands beside a plain one, and that one beside another plain one: the
 control. torch's own wrapper (TORCH_DISTRIBUTED_DEBUG=DETAIL) is in the same table. The engine that does nothing is
-torch's "fake" backend; the times are those of the faster blocks, so that they are the program's and not the machine's.
+a group written in Python. Its times are those of the faster blocks: the program's, and not the machine's.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend "fake"
 
 import phalanx
 from cases import all_reduce
@@ -131,7 +131,12 @@ def _groups(guarded_first: bool) -> tuple[dist.ProcessGroup, dist.ProcessGroup, 
 
 def _added(num_blocks: int) -> dict[str, float]:
     """Microseconds that a guard adds to a call of an engine that does nothing: the faster half of the blocks."""
-    plain, guarded = dist.new_group(backend="fake"), phalanx.guard(dist.new_group(backend="fake"))
+    dist.Backend.register_backend(
+        "nothing", lambda store, rank, size, timeout: _DoesNothing(rank, size), devices=["cpu"]
+    )
+    plain, guarded = dist.new_group(backend="nothing"), phalanx.guard(dist.new_group(backend="nothing"))
+    assert guarded is not plain
+    assert type(guarded) is not _DoesNothing
     tensor, outputs = torch.ones(1), [torch.ones(1) for _ in range(NUM_RANKS)]
     calls: dict[str, Callable[[dist.ProcessGroup], object]] = {
         "all_reduce": lambda group: dist.all_reduce(tensor, group=group),
@@ -141,6 +146,34 @@ def _added(num_blocks: int) -> dict[str, float]:
         "barrier": lambda group: dist.barrier(group=group),
     }
     return {op: _faster(call, plain, guarded, num_blocks) for op, call in calls.items()}
+
+
+class _Done(dist.Work):
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+class _DoesNothing(dist.ProcessGroup):
+    """A group whose calls return at once."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._done = _Done()
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch's name
+        return "nothing"
+
+    def _nothing(self, *args: object, opts: object = None) -> dist.Work:
+        return self._done
+
+    allreduce = broadcast = allgather = barrier = _nothing  # type: ignore[assignment]
+
+
+def _make_nothing(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    return _DoesNothing(rank, size)
 
 
 def _faster(

@@ -13,6 +13,7 @@ from phalanx.group.process_group import ProcessGroup as PhalanxGroup
 from phalanx.group.torch_compat.groups import default_group
 from phalanx.group.torch_compat.replacing import (
     members_of,
+    name_of,
     replace,
     store_of,
     timeout_of,
@@ -82,7 +83,7 @@ def _guard(
     if isinstance(group, _OURS) or not needs_guard(group):
         return group
     seconds = (timeout or timeout_of(group)).total_seconds()
-    info = GroupInfo(_name_of(group), group.rank(), group.size(), members)
+    info = GroupInfo(name_of(group), group.rank(), group.size(), members)
     calls = GuardedCalls(group, info, engine_of(group, store), seconds)
     info.engine = calls.engine.name
     own_store = PrefixStore(_SCOPE, store)
@@ -133,11 +134,6 @@ def _meet(calls: GuardedCalls, store: Store, patience: float) -> tuple[PostedCal
         info.describe(*here),
     )
     return join(PrefixStore(f"host of {here[0]}", store), near), here
-
-
-def _name_of(group: ProcessGroup) -> str:
-    described = group.group_desc
-    return described if described and described != "undefined" else str(group.group_name)
 
 
 def _check_idle(calls: GuardedCalls, store: Store) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from torch._C._distributed_c10d import ProcessGroup, _register_process_group, _unregister_process_group
 from torch.distributed import GroupMember, Store, distributed_c10d
 
-__all__ = ["has_plain_groups", "members_of", "replace", "store_of", "timeout_of", "wrap_making"]
+__all__ = ["has_plain_groups", "members_of", "name_of", "replace", "store_of", "timeout_of", "wrap_making"]
 
 _HELPER = "_new_process_group_helper"
 _TABLES = (
@@ -87,6 +87,16 @@ def members_of(group: ProcessGroup) -> list[int]:
     """The group's ranks in the default group; empty where torch does not know them."""
     ranks: dict[int, int] = distributed_c10d._world.pg_group_ranks.get(group, {})
     return sorted(ranks, key=lambda rank: ranks[rank])
+
+
+def name_of(group: ProcessGroup) -> str:
+    """As people know it: torch's own names are numbers."""
+    try:
+        described, name = group.group_desc, str(group.group_name)
+    except RuntimeError:
+        # A group written in Python that keeps no name.
+        described, name = "", str(distributed_c10d._world.pg_names.get(group, "without a name"))
+    return described if described and described != "undefined" else name
 
 
 def timeout_of(group: ProcessGroup) -> timedelta:
