@@ -633,7 +633,7 @@ class Agreement:
     @overload
     def begin(self, call: Description) -> int:
         """
-        Posts a call that is about to be made. 0: the group was broken or left before, and nothing is posted. Below 0: minus its number; the ranks differ. In both cases the call must not be made.
+        Posts a call that is about to be made. 0: the group was broken or left before, and nothing is posted. Below 0: minus its number, and the ranks differ. In both cases the call must not be made.
         """
 
     def finish(self, call: Description, seq: int) -> bool:
@@ -657,6 +657,11 @@ class Agreement:
 
     def posted(self, rank: int) -> int:
         """The number of the last collective that a rank has posted."""
+
+    def expect_any_sender(self) -> None:
+        """
+        This rank receives from anybody: from now on its receives are not compared.
+        """
 
     def messages_posted(self, peer: int, sends: bool) -> int:
         """

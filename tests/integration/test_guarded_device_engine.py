@@ -256,7 +256,7 @@ def _look_forever(here: Here) -> bool:
     _init(here)
     _sum()
     dist.destroy_process_group()
-    return watch._thread is None
+    return watch._watch is None
 
 
 def test_the_thread_that_looks_ends_with_the_last_group(tmp_path: Path) -> None:

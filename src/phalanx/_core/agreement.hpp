@@ -44,6 +44,9 @@ class Agreement : public Tendable {
                      std::uint64_t balance = 0) noexcept;
   // The next message of this rank to or from call.peer; returns its number among those.
   std::uint64_t post_message(const Description& call, const Location* location);
+  // This rank receives from anybody: from now on nobody knows which send belongs to which of its receives, and they are
+  // not compared.
+  void expect_any_sender() noexcept { expects_any_sender_ = true; }
   // For reports: this rank's collectives up to this one have ended well.
   void set_completed(std::uint64_t seq) noexcept;
 
@@ -144,6 +147,7 @@ class Agreement : public Tendable {
   CallPosts::Poster calls_;
   std::uint64_t chain_ = 0;
   std::uint64_t num_messages_ = 0;
+  bool expects_any_sender_ = false;
   std::vector<std::unique_ptr<Pair>> made_pairs_;
   // By peer and whether this rank sends. Made by the thread that posts, for both.
   std::vector<std::atomic<Pair*>> pairs_;

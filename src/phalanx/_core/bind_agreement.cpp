@@ -141,6 +141,9 @@ class JoinedAgreement {
     check_rank(*member_, rank);
     return forked() ? 0 : agreement_->posted(rank);
   }
+  void expect_any_sender() {
+    if (!forked()) agreement_->expect_any_sender();
+  }
   std::uint64_t messages_posted(int peer, bool sends) const {
     check_rank(*member_, peer);
     return forked() ? 0 : agreement_->messages_posted(peer, sends);
@@ -312,7 +315,7 @@ void bind_agreement(nb::module_& module) {
           "begin", [](JoinedAgreement& self, const Description& call) { return self.begin(call); }, "call"_a,
           "Posts a call that is about to be made. 0: the group was broken or left before, and nothing is posted. Below "
           "0: "
-          "minus its number; the ranks differ. In both cases the call must not be made.")
+          "minus its number, and the ranks differ. In both cases the call must not be made.")
       .def("finish", &JoinedAgreement::finish, "call"_a, "seq"_a,
            "The engine has ended the call well. Returns whether the group is broken.")
       .def("end", &JoinedAgreement::end, "call"_a, "seq"_a, "well"_a, "For reports and records: the call has ended.")
@@ -321,6 +324,8 @@ void bind_agreement(nb::module_& module) {
       .def("wait_for_failure", &JoinedAgreement::wait_for_failure, "seconds"_a,
            "Of a broken group: waits until the failure is known. Returns whether it is.")
       .def("posted", &JoinedAgreement::posted, "rank"_a, "The number of the last collective that a rank has posted.")
+      .def("expect_any_sender", &JoinedAgreement::expect_any_sender,
+           "This rank receives from anybody: from now on its receives are not compared.")
       .def("messages_posted", &JoinedAgreement::messages_posted, "peer"_a, "sends"_a,
            "How many messages a peer has posted to this rank (it is the sender), or from it.")
       .def("place_of", &JoinedAgreement::place_of, "call"_a, "seq"_a, "Where this rank has made a call.")

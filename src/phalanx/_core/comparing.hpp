@@ -33,9 +33,9 @@ class Comparing {
   const Difference& difference() const noexcept { return difference_; }
   const OtherShape& other_shape() const noexcept { return other_shape_; }
   bool is_over() const noexcept { return state_ == State::over; }
-  // For tests: as if all calls up to this one had been compared.
   // The last call up to which this rank and the peer are known to agree.
   std::uint64_t agreed_with(int peer) const noexcept { return agreed_[static_cast<std::size_t>(peer)]; }
+  // For tests: as if all calls up to this one had been compared.
   void start_after(std::uint64_t seq) noexcept { agreed_.fill(seq); }
 
   // Begins to compare with all peers.

@@ -28,6 +28,7 @@ from phalanx.guards.describing import METHODS, describe_elsewhere, describe_roug
 from phalanx.guards.engines import Engine
 from phalanx.guards.work import GuardedWork
 from phalanx.log import logger
+from phalanx.transports import failures
 from phalanx.transports.advisers import ask
 from phalanx.transports.observers import tell
 from phalanx.transports.posting import PostedCalls
@@ -44,7 +45,7 @@ _HOST = (0, _native.DEVICES.index("cpu"))
 _FOR_NEWS = 1.0
 _BETWEEN_LOOKS = 0.01
 # Seconds that a finder's own report may take.
-_FOR_REPORT = 5.0
+_FOR_REPORT = 7.0
 # Calls under way that are looked after; older ones are forgotten.
 _MOST_KEPT = 4096
 
@@ -102,6 +103,7 @@ class GuardedCalls:
         read = _native.MethodReader(front, self.info.rank, self.info.size)
         carry_out = getattr(self.group, name)
         begin, finish = self.posted.native.begin, self.posted.native.finish
+        expect_any_sender = self.posted.native.expect_any_sender
         # The sender of a receive from anybody is not known yet: the call is posted when it is.
         is_posted_late = front == "recv_anysource"
         # torch's options say which collectives it waits for at once; messages have none.
@@ -120,6 +122,8 @@ class GuardedCalls:
                     return carry_out(*args, **kwargs)
                 call = call.with_peer(self._near[call.peer])
             if is_posted_late:
+                # Its place among the messages of its sender is not known.
+                expect_any_sender()
                 seq = 0
             elif (seq := begin(call)) <= 0:
                 # Where this rank was the last to come, it has found the difference: the engine must not begin the call.
@@ -135,7 +139,7 @@ class GuardedCalls:
                 try:
                     engines.wait()
                 finally:
-                    del waits[thread]
+                    waits.pop(thread, None)
             except Exception as error:
                 self.raise_cause(call, seq, error, was_made=engines is not None)
             if finish(call, seq) and self.is_broken_for(call, seq, has_ended=True):
@@ -162,6 +166,8 @@ class GuardedCalls:
         seq = self.posted.native.begin(call)
         if seq <= 0:
             raise self.explain(call.op, -seq)
+        thread = get_native_id()
+        self.waits[thread] = call, seq, _NeverKnown(), monotonic()
         try:
             self.group.monitored_barrier(*args, **kwargs)
         except Exception as error:
@@ -171,6 +177,8 @@ class GuardedCalls:
                 # Gloo names the ranks that it has waited for.
                 cause.add_evidence(*(f"  {self.engine.name}: {line}" for line in _without_stack(str(error))))
                 raise
+        finally:
+            self.waits.pop(thread, None)
         self.posted.end(call, seq)
 
     def start_coalescing(self, device: Any) -> None:
@@ -256,6 +264,11 @@ class GuardedCalls:
         failure = self.posted.failure()
         return failure.call.op in _native.MESSAGE_OPS or seq > failure.agreed
 
+    def still_under_way(self, work: GuardedWork, seconds: float) -> PhalanxError:
+        """The error of a wait that was given up, while the call goes on."""
+        call, seq = work.call, work.seq
+        return failures.still_under_way(None, self.posted.info, call.op, seq, seconds, self.find_missing(call, seq))
+
     def explain(self, op: str, seq: int) -> PhalanxError:
         self.posted.wait_for_failure(_FOR_REPORT)
         error = self.posted.explain(op, seq, self.timeout)
@@ -279,35 +292,39 @@ class GuardedCalls:
         """Raises why the engine has failed, as far as the ranks can tell; else the engine's own error."""
         if isinstance(error, PhalanxError):
             raise error
-        if seq and not self.posted.is_broken:
-            self._look_for_cause(call, seq, error, was_made)
-        if self.posted.is_broken:
+        # Another rank may be reporting the same: the failure is not known at once.
+        if self.posted.is_broken or self._find_cause(call, seq, error, was_made):
             raise self.explain(call.op, seq) from error
         if seq:
             self.posted.end(call, seq, well=False)
         raise error
 
-    def _look_for_cause(self, call: _native.Description, seq: int, error: Exception, was_made: bool) -> None:
-        """News may take longer than a connection that closes."""
-        text = str(error).lower()
+    def _find_cause(self, call: _native.Description, seq: int, error: Exception, was_made: bool) -> bool:
+        """Whether the group fails, for the reason for which the engine has failed.
+
+        News may take longer than a connection that closes.
+        """
+        text = " ".join(_without_stack(str(error))).lower()
         # Not torch's list of the arguments that a method takes, of which a timeout may be one.
         is_late = isinstance(error, RuntimeError) and ("timed out" in text or "timeout" in text)
         is_broken_link = not is_late and any(word in text for word in ("connection", "peer", "socket", "read error"))
         # What an engine, or a hook of torch's, says of the arguments is its own, even if a peer has left meanwhile.
         if not was_made and not is_late and not is_broken_link:
-            return
+            return False
         until = time.monotonic() + (_FOR_NEWS if is_broken_link else 0.0)
         while not self.posted.is_broken:
             lost = self.find_lost(call, seq)
             if lost is not None:
                 self.posted.fail_by_end(lost, call, seq)
-                return
+                return True
             if time.monotonic() >= until:
                 break
             time.sleep(_BETWEEN_LOOKS)
         missing = self.find_missing(call, seq)
         if is_late and missing and not self.posted.is_broken:
             self.posted.fail_by_timeout(missing, call, seq)
+            return True
+        return self.posted.is_broken
 
     def find_missing(self, call: _native.Description, seq: int) -> list[int]:
         """The ranks that have not posted the call. Of a message: as far as their numbers tell."""
@@ -321,16 +338,28 @@ class GuardedCalls:
         return [rank for rank in range(self.posted.info.size) if rank != own and self.posted.posted(rank) < seq]
 
     def find_lost(self, call: _native.Description, seq: int) -> int | None:
-        """A rank of the call that is gone."""
+        """A rank that is gone and without which the call can't end."""
+        posted = self.posted
+        others = [rank for rank in range(posted.info.size) if rank != posted.info.rank]
         if call.op in _native.MESSAGE_OPS:
-            ranks = [call.peer] if call.peer >= 0 else []
-        else:
-            ranks = [rank for rank in range(self.posted.info.size) if rank != self.posted.info.rank]
-        return next((rank for rank in ranks if self.posted.is_gone(rank)), None)
+            gone = [rank for rank in (others if call.peer < 0 else [call.peer]) if posted.is_gone(rank)]
+            # From anybody: any other rank may still send.
+            return gone[0] if gone and (call.peer >= 0 or len(gone) == len(others)) else None
+        gone = [rank for rank in others if posted.is_gone(rank)]
+        # One that has made the call and left in order has done its part. One that has not made it comes first.
+        lost = [rank for rank in gone if posted.posted(rank) < seq or not posted.has_left_well(rank)]
+        return min(lost, key=lambda rank: posted.posted(rank) >= seq, default=None)
 
     def describe_missing(self, call: _native.Description, seq: int) -> list[str]:
         """Lines that say where the ranks are that this call waits for."""
         return ask.absent(self.posted, self.posted.info, call.op, seq, self.find_missing(call, seq))
+
+
+class _NeverKnown:
+    """Stands for the Work of a call that waits by itself."""
+
+    def is_completed(self) -> bool:
+        return False
 
 
 def _without_stack(text: str) -> Iterator[str]:

@@ -53,14 +53,14 @@ _ANY_COUNT = -1
 def describe_elsewhere(
     read: _native.MethodReader, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> _native.Description | None:
-    """A call with tensors of a device that the native front can't read: tensors of the host that look alike are read.
+    """A call with tensors or lists that the native front does not know: plain ones that look alike are read instead.
 
     None where that does not do.
     """
     tensors = list(_tensors((*args, *kwargs.values())))
-    if not tensors or any(one.layout is not torch.strided or one.device.type == "cpu" for one in tensors):
+    if not tensors or any(one.layout is not torch.strided for one in tensors):
         return None
-    call = read(*_alike(args), **{name: _alike(value) for name, value in kwargs.items()})
+    call = read(*(_alike(one) for one in args), **{name: _alike(value) for name, value in kwargs.items()})
     if not isinstance(call, _native.Description):
         return None
     return call.with_device(_kind(tensors[0])["device"])
@@ -75,8 +75,11 @@ def describe_roughly(method: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     options = next((one for one in (*args, *kwargs.values()) if hasattr(one, "asyncOp")), None)
     tensor = next(_tensors((*args, *kwargs.values())), None)
     if traits.is_message:
-        numbers = [one for one in (*args[1:], *kwargs.values()) if isinstance(one, int)]
-        peer, tag = (*numbers, 0)[:2] if METHODS[method] != "recv_anysource" else (-1, *numbers, 0)[:2]
+        given = [one for one in args[1:] if isinstance(one, int)]
+        peer = -1
+        if METHODS[method] != "recv_anysource":
+            peer = kwargs.get("dstRank", kwargs.get("srcRank", given.pop(0) if given else -1))
+        tag = kwargs.get("tag", given[0] if given else 0)
         count = 0 if tensor is None else tensor.numel()
         return _native.Description(op, peer=peer, tag=max(tag, 0), count=count, flags=flags, **_kind(tensor))
     reduce_op = NO_REDUCE_OP
@@ -107,9 +110,9 @@ def _kind(tensor: torch.Tensor | None) -> dict[str, int]:
 def _alike(value: Any) -> Any:
     """Tensors without memory of their own in place of those in `value`."""
     if isinstance(value, torch.Tensor):
-        return torch.empty((), dtype=value.dtype).expand(value.shape)
+        return torch.empty((), dtype=value.dtype, device="cpu").expand(value.shape)
     if isinstance(value, (list, tuple)):
-        return type(value)(_alike(one) for one in value)
+        return [_alike(one) for one in value]
     return value
 
 

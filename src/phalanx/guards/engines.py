@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from torch.distributed import ProcessGroup
@@ -14,6 +15,8 @@ from phalanx.types import Store
 __all__ = ["Engine", "engine_of", "needs_guard"]
 
 # torch's own for tests: ranks that are not there, and ranks that are threads.
+# Seconds that a backend gets to abort its calls.
+_FOR_ABORT = 5.0
 _NO_PROCESSES = {"fake", "local", "threaded"}
 
 
@@ -37,11 +40,21 @@ class Engine:
         # A backend that is written in Python has torch's own abort(), which does nothing, unless it has another one.
         if abort is None or (isinstance(backend, ProcessGroup) and type(backend).abort is ProcessGroup.abort):
             return f"the backend {self.name} has no abort()"
-        try:
-            abort()
-        except Exception as error:
-            return f"abort() of the backend {self.name} raised: {error}"
-        return ""
+        problems: list[str] = []
+
+        def abort_it() -> None:
+            try:
+                abort()
+            except Exception as error:
+                problems.append(f"abort() of the backend {self.name} raised: {error}")
+
+        # It may wait for the device.
+        thread = threading.Thread(target=abort_it, name="phalanx-abort", daemon=True)
+        thread.start()
+        thread.join(_FOR_ABORT)
+        if thread.is_alive():
+            problems.append(f"abort() of the backend {self.name} has not returned after {_FOR_ABORT:g} s")
+        return next(iter(problems), "")
 
 
 class _Nccl(Engine):
@@ -65,7 +78,10 @@ class _Gloo(Engine):
     def interrupt(self) -> str:
         if self._links is None:
             return self._problem
-        self._links.cut()
+        try:
+            self._links.cut()
+        except OSError as error:
+            return f"the connections of Gloo could not be shut down: {error}"
         return ""
 
 

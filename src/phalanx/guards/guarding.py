@@ -7,7 +7,7 @@ from functools import partial
 
 from torch.distributed import PrefixStore, ProcessGroup
 
-from phalanx.errors import GroupError, InvalidCall, PhalanxError
+from phalanx.errors import CallTimeout, GroupError, InvalidCall, PhalanxError
 from phalanx.group import endings
 from phalanx.group.process_group import ProcessGroup as PhalanxGroup
 from phalanx.group.torch_compat.groups import default_group
@@ -35,6 +35,8 @@ __all__ = ["guard", "guard_all"]
 # Seconds that ranks wait for each other when a guard is made, at most.
 _PATIENCE = 30.0
 _SCOPE = "phalanx/guard"
+# Groups for whose guard not all ranks came.
+_was_let_down: list[str] = []
 # Groups that are guarded already, or compare their calls themselves.
 _OURS = (GuardedGroup, PhalanxGroup)
 
@@ -76,6 +78,12 @@ def guard_all() -> None:
     wrap_making(_guard)
 
 
+def _patience(seconds: float) -> float:
+    """How long to wait for the other ranks: much less than a call of theirs waits for this one."""
+    # Where a rank makes no guards it makes none of any group.
+    return min(seconds / 4, 1.0 if _was_let_down else _PATIENCE)
+
+
 def _guard(
     group: ProcessGroup, store: Store, timeout: timedelta | None, members: list[int], was_used: bool = False
 ) -> ProcessGroup:
@@ -90,9 +98,11 @@ def _guard(
     if was_used:
         own_store.set(f"calls/{info.rank}", str(num_calls(group)))
     try:
-        methods = calls.begin(*_meet(calls, own_store, min(seconds, _PATIENCE)))
+        methods = calls.begin(*_meet(calls, own_store, _patience(seconds)))
     except (PhalanxError, RuntimeError, OSError) as error:
         logger.warning("group %r is not guarded: %s", info.name, error)
+        if isinstance(error, CallTimeout):
+            _was_let_down.append(info.name)
         return group
     if was_used:
         _check_idle(calls, own_store)
@@ -137,7 +147,7 @@ def _meet(calls: GuardedCalls, store: Store, patience: float) -> tuple[PostedCal
 
 
 def _check_idle(calls: GuardedCalls, store: Store) -> None:
-    """A call that only some ranks have made is under way."""
+    """Raises if only some ranks have made a call."""
     info = calls.info
     counts = [int(store.get(f"calls/{rank}")) for rank in range(info.size)]
     if len(set(counts)) == 1:

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from phalanx import _native
 from phalanx.group.torch_compat.replacing import has_plain_groups
@@ -26,6 +26,8 @@ _NAME = "phalanx-guard"
 _BETWEEN_LOOKS = 0.25
 # Seconds that the engine gets for a call all of whose ranks had come, one of which is gone now.
 _PATIENCE = 0.4
+# Seconds that a group that is left waits for a look that is under way.
+_LONGEST_LOOK = 5.0
 # The names of threads of backends begin so. They carry on the backends' calls.
 _HELPERS = ("pt_gloo", "gloo_tcp_loop", "pt_nccl")
 
@@ -35,42 +37,61 @@ _entered: weakref.WeakKeyDictionary[GuardedCalls, dict[tuple[int, int], tuple[in
     weakref.WeakKeyDictionary()
 )
 # Works of engines whose slowness was logged, by their identity.
-_told: dict[int, Any] = {}
+_told: weakref.WeakKeyDictionary[GuardedCalls, dict[int, Any]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
-_stopped = threading.Event()
-_thread: threading.Thread | None = None
+
+
+class _Watch(NamedTuple):
+    """The thread, and how it is told to end. Another one may begin before this one has ended."""
+
+    thread: threading.Thread
+    stopped: threading.Event
+
+
+_watch: _Watch | None = None
 
 
 def look_after(calls: GuardedCalls) -> None:
-    global _thread
+    global _watch
     with _lock:
         _guarded.add(calls)
-        if _thread is None or not _thread.is_alive():
-            _stopped.clear()
-            _thread = threading.Thread(target=_run, name=_NAME, daemon=True)
-            _thread.start()
+        if _watch is None or not _watch.thread.is_alive():
+            stopped = threading.Event()
+            _watch = _Watch(threading.Thread(target=_run, args=(stopped,), name=_NAME, daemon=True), stopped)
+            _watch.thread.start()
 
 
 def forget(calls: GuardedCalls) -> None:
     """The group is left. With the last one, the thread ends."""
-    global _thread
+    global _watch
     with _lock:
         _guarded.discard(calls)
-        thread, _thread = (_thread, None) if not _guarded else (None, _thread)
-        if thread is not None:
-            _stopped.set()
-    if thread is not None and thread is not threading.current_thread():
-        thread.join()
+        ending, _watch = (_watch, None) if not _guarded else (None, _watch)
+        if ending is not None:
+            ending.stopped.set()
+    if ending is not None and ending.thread is not threading.current_thread():
+        # It may be asking absent ranks where they are.
+        ending.thread.join(_LONGEST_LOOK)
+    _drop(calls)
 
 
-def _run() -> None:
-    while not _stopped.wait(_BETWEEN_LOOKS):
+def _drop(calls: GuardedCalls) -> None:
+    _told.pop(calls, None)
+    for token, _ in _entered.pop(calls, {}).values():
+        waits.leave(token)
+
+
+def _run(stopped: threading.Event) -> None:
+    while not stopped.wait(_BETWEEN_LOOKS):
         for calls in list(_guarded):
             try:
                 _look(calls)
             except Exception:
-                logger.exception("group %r is not looked after any more", calls.info.name)
+                logger.exception("group %r is no longer watched", calls.info.name)
                 _guarded.discard(calls)
+            if calls not in _guarded:
+                # Left during the look.
+                _drop(calls)
 
 
 def _look(calls: GuardedCalls) -> None:
@@ -88,11 +109,15 @@ def _look(calls: GuardedCalls) -> None:
             _look_for_deaths(calls, call)
         if age > calls.timeout:
             _look_for_timeout(calls, call)
-        if slow and age > slow and id(call.engines) not in _told and calls.find_missing(call.call, call.seq):
-            _told[id(call.engines)] = call.engines
+    # Last: this asks absent ranks where they are.
+    told = _told.setdefault(calls, {})
+    for call in (*waited.values(), *in_flight):
+        is_slow = slow and now - call.began > slow
+        if is_slow and id(call.engines) not in told and calls.find_missing(call.call, call.seq):
+            told[id(call.engines)] = call.engines
             _tell_slow(calls, call, slow)
-    for number in _told.keys() - known - {id(call.engines) for call in in_flight}:
-        del _told[number]
+    for number in told.keys() - known - {id(call.engines) for call in in_flight}:
+        del told[number]
 
 
 def _enter_long_waits(calls: GuardedCalls, found: list[tuple[int, UnderWay]], now: float) -> None:
@@ -151,13 +176,8 @@ def _prune(calls: GuardedCalls) -> list[UnderWay]:
 
 def _look_for_deaths(calls: GuardedCalls, work: UnderWay) -> None:
     lost = calls.find_lost(work.call, work.seq)
-    if lost is None or not work.seq:
-        return
-    has_come = work.call.op not in ("send", "recv") and calls.posted.posted(lost) >= work.seq
-    # It has made the call: what it was to do may have been done.
-    if has_come and calls.posted.has_left_well(lost):
-        return
-    calls.posted.fail_by_end(lost, work.call, work.seq)
+    if lost is not None:
+        calls.posted.fail_by_end(lost, work.call, work.seq)
 
 
 def _look_for_timeout(calls: GuardedCalls, work: UnderWay) -> None:
@@ -175,8 +195,9 @@ def _tell_slow(calls: GuardedCalls, work: UnderWay, slow: float) -> None:
 
 
 def _forget_after_fork() -> None:
-    global _guarded, _lock, _thread
-    _guarded, _lock, _thread = weakref.WeakSet(), threading.Lock(), None
+    global _guarded, _entered, _told, _lock, _watch
+    _guarded, _entered, _told = weakref.WeakSet(), weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
+    _lock, _watch = threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

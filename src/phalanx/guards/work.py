@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GuardedWork"]
 
+# C++ passes no time at all.
+_NOT_GIVEN = (NO_TIMEOUT, timedelta(0))
+
 
 @not_traced
 class GuardedWork(StandInWork):
@@ -46,19 +49,22 @@ class GuardedWork(StandInWork):
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         wait = self.engines.wait
-        done: bool = self._wait(wait if timeout is NO_TIMEOUT else partial(wait, timeout))
+        done: bool = self._wait(wait) if timeout in _NOT_GIVEN else self._wait(partial(wait, timeout), timeout)
         return done
 
     def synchronize(self) -> None:
         self._wait(self.engines.synchronize)
 
-    def _wait(self, wait: Callable[[], Any]) -> Any:
+    def _wait(self, wait: Callable[[], Any], timeout: timedelta | None = None) -> Any:
         calls = self.calls
         thread = get_native_id()
         calls.waits[thread] = self.call, self.seq, self.engines, self.began
         try:
             result = wait()
         except Exception as error:
+            # The wait has ended, and the call may go on.
+            if timeout is not None and not calls.posted.is_broken and not self.engines.is_completed():
+                raise calls.still_under_way(self, timeout.total_seconds()) from error
             calls.raise_cause(self.call, self.seq, error)
         finally:
             calls.waits.pop(thread, None)
@@ -83,9 +89,7 @@ class GuardedWork(StandInWork):
         return self.engines.result()
 
     def source_rank(self) -> int:
-        return int(self.engines.source_rank())
-
-    _source_rank = source_rank
+        return self._source_rank()
 
     def get_future(self) -> Future[Any]:
         """The engine's future. Where the engine waits on the host, ours: it has our error."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 
 from phalanx import _native
-from phalanx.errors import Aborted, PhalanxError
+from phalanx.errors import Aborted, Mismatch, PhalanxError
 
 # `places` tells the core which code is the program's own.
 from phalanx.transports import failures, keeper, levels, limits, places, rendezvous  # noqa: F401
@@ -163,6 +163,14 @@ class PostedCalls:
             return failures.explain(None, self.info, op, _native.FORKED)
         if self._agreement.has_left:
             return failures.explain(None, self.info, op, _native.LEFT)
+        if self._agreement.is_broken:
+            return Mismatch(
+                "ranks disagree about their calls, and the rank that found it has not reported it yet",
+                group=self.info.name,
+                rank=self.info.rank,
+                op=op,
+                hint="look at the errors of the other ranks",
+            )
         return Aborted(
             "the engine ended the call, and the ranks agree about their calls so far",
             group=self.info.name,

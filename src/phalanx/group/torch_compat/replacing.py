@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
@@ -91,12 +92,13 @@ def members_of(group: ProcessGroup) -> list[int]:
 
 def name_of(group: ProcessGroup) -> str:
     """As people know it: torch's own names are numbers."""
-    try:
-        described, name = group.group_desc, str(group.group_name)
-    except RuntimeError:
-        # A group written in Python that keeps no name.
-        described, name = "", str(distributed_c10d._world.pg_names.get(group, "without a name"))
-    return described if described and described != "undefined" else name
+    for attribute in ("group_desc", "group_name"):
+        # A group written in Python need not keep them.
+        with contextlib.suppress(RuntimeError):
+            name = str(getattr(group, attribute) or "undefined")
+            if name != "undefined":
+                return name
+    return str(distributed_c10d._world.pg_names.get(group, "without a name"))
 
 
 def timeout_of(group: ProcessGroup) -> timedelta:

@@ -78,6 +78,9 @@ class StandInWork(TorchWork):
         TorchWork.__init__(self)
         self.engines: Any = engines
 
+    def _source_rank(self) -> int:
+        return int(self.engines._source_rank())
+
     def get_future_result(self) -> Any:
         return self.engines.get_future_result()
 
