@@ -37,7 +37,7 @@ demo: $(BUILT) ## train a small model with DDP on 4 ranks, then compare collecti
 	@$(RUN) examples/train_ddp.py --ranks 4
 
 # tests/spreading.py says which worker runs what. More workers than cores: a third of the time tests only wait.
-test: build ## run the test suite (7 minutes on 2 cores)
+test: build ## run the test suite (6 minutes on 2 cores)
 	@$(BIN)/python -m pytest -n 4 $(PYTEST)
 
 check: lint ## for the inner loop: the linters, the unit tests, a slice of the contract suite
