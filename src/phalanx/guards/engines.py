@@ -9,21 +9,20 @@ from torch.distributed import ProcessGroup
 
 from phalanx.group.torch_compat.standing_in import backends_of, devices_of
 from phalanx.guards.gloo_links import GlooLinks
-from phalanx.log import logger
 from phalanx.types import Store
 
 __all__ = ["Engine", "engine_of", "needs_guard"]
 
-# torch's own for tests: ranks that are not there, and ranks that are threads.
 # Seconds that a backend gets to abort its calls.
 _FOR_ABORT = 5.0
+# torch's own for tests: ranks that are not there, and ranks that are threads.
 _NO_PROCESSES = {"fake", "local", "threaded"}
 
 
 class Engine:
     """A backend that carries out the calls of one group."""
 
-    # Whether it ends a message by its tag, so that messages may be received in another order than they were sent in.
+    # Whether it matches messages by their tags, so that messages of different tags may overtake each other.
     matches_tags = True
 
     def __init__(self, group: ProcessGroup, name: str) -> None:
@@ -98,8 +97,6 @@ def engine_of(group: ProcessGroup, store: Store) -> Engine:
         return _Gloo(group, name, store)
     if names & {"nccl", "xccl"}:
         return _Nccl(group, name)
-    if "mpi" in names:
-        logger.debug("calls of MPI can't be ended")
     return Engine(group, name)
 
 
